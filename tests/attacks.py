@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from scipy.special import betaincinv
 
-SURE = 1e-9  # chance that a bound of a probability is wrong
+# chance that a bound of a probability is wrong
+SURE = 1e-9
 TAILS = 40
 VALUES = 4096
 # powers of two below which a number may lie; low-order bits

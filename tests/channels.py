@@ -166,7 +166,8 @@ def hockey_stick(randomizer):
     """
     epsilon = randomizer.epsilon
     shift = 2 * randomizer.radius / randomizer.sigma
-    edge = epsilon / shift + shift / 2  # beyond it the first density is e^epsilon times the second
+    # beyond it the first density is e^epsilon times the second
+    edge = epsilon / shift + shift / 2
     truth, _ = integrate.quad(
         lambda t: stats.norm.pdf(t - shift) - math.exp(epsilon) * stats.norm.pdf(t),
         edge,

@@ -19,7 +19,8 @@ from torchdp.randomizers.alphabet import shift_strategy
 
 CHOOSE = queries.choose
 SHIFTS = shift_strategy.shifts
-THREADS = os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start too
+# of the processes that tests start too
+THREADS = os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_finish():

@@ -32,6 +32,7 @@ import torch
 from attacks import strongest
 from batches import Ragged, Stacked, apart, batch_of, turns_of
 from laws import generator, one_law, z_scores
+from torch.testing import assert_close
 
 from torchdp.collection import Collection, Journal
 from torchdp.noise import Noise, SeededNoise
@@ -48,8 +49,10 @@ from torchdp.shuffle.sums import Shuffled
 TESTS = Path(__file__).resolve().parent
 # What takes one summary after the other; docs/batches.md has the reasons.
 UNBATCHED = (InteractiveProtocol, Round, SecureSums, PrivateLearner)
-COLUMNS = 3  # of what leaves, that attacks look at
-MIXED = 2**9  # times that a shuffler is looked at
+# of what leaves, that attacks look at
+COLUMNS = 3
+# times that a shuffler is looked at
+MIXED = 2**9
 
 
 @functools.cache
@@ -91,23 +94,30 @@ def channel_of(protocol):
 class Contract:
     """Any protocol."""
 
-    protocol: ClassVar  # what is tested
-    x: ClassVar[torch.Tensor]  # data of some users
-    bad: ClassVar[list] = []  # data that must be refused
+    # what is tested
+    protocol: ClassVar
+    # data of some users
+    x: ClassVar[torch.Tensor]
+    # data that must be refused
+    bad: ClassVar[list] = []
     # fields times what makes the guarantee wrong: the negative control
     weaker: ClassVar[dict] = {"epsilon": 1.1}
     # draws of sample_estimate; of collect
     repeats = 10_000
     runs = 200
-    slack = 0.0  # relative, of predicted_mse where it is to first order or from draws
+    # relative, of predicted_mse where it is to first order or from draws
+    slack = 0.0
     # in the last place, of answers of a batch and of intervals, which are searched for
     units = 32.0
     ends = 1024.0
-    alike = False  # whether all that it takes are of one number of users
-    grouped = 30  # runs of groups of users
+    # whether all that it takes are of one number of users
+    alike = False
+    # runs of groups of users
+    grouped = 30
     # whether a summary's draws are as many whatever is drawn, and each of its own words
     stacked = True
-    honest = (0.7, 1.4)  # mean squared standard error over the mean squared error
+    # mean squared standard error over the mean squared error
+    honest = (0.7, 1.4)
 
     def loss(self, protocol) -> float:
         """The largest privacy loss (or delta at the stated epsilon), from the law alone."""
@@ -152,13 +162,14 @@ class Contract:
 
     def test_exact_is_the_truth(self, summary):
         exact = self.protocol.exact(summary)
-        torch.testing.assert_close(exact, self.truth().to(exact.dtype), rtol=1e-6, atol=1e-9)
+        assert_close(exact, self.truth().to(exact.dtype), rtol=1e-6, atol=1e-9)
 
     def test_two_paths_one_law(self, slow, summary):
         fast = self.protocol.sample_tally(
             summary, generator=generator(), sample_shape=(self.repeats // 4,)
         )
-        assert set(slow) == set(fast.parts) and fast.n == len(self.x)
+        assert set(slow) == set(fast.parts)
+        assert fast.n == len(self.x)
         assert all(one_law(part, fast[name]) for name, part in slow.items())
 
     def test_predicted_mse(self, summary):
@@ -169,7 +180,8 @@ class Contract:
         truth = self.protocol.exact(summary)
         squares = (found.value - truth).square()
         predicted = self.protocol.predicted_mse(summary)
-        assert predicted.shape == squares.shape[1:] and predicted.dtype == torch.float64
+        assert predicted.shape == squares.shape[1:]
+        assert predicted.dtype == torch.float64
         noise = z_scores(squares, predicted)
         allowed = 5 + self.slack * predicted / (squares.std(0) / math.sqrt(self.repeats)).clamp_min(
             1e-12
@@ -177,10 +189,8 @@ class Contract:
         assert bool((noise.abs() < allowed).all()), noise
         for objective in Objective:
             worst = self.protocol.worst_mse(found.n, objective)
-            assert (
-                worst.shape == ()
-                and float(objective.of(predicted)) <= float(worst) * (1 + 1e-9) + 1e-12
-            )
+            assert worst.shape == ()
+            assert float(objective.of(predicted)) <= float(worst) * (1 + 1e-9) + 1e-12
         ratio = float(found.standard_error.square().mean(0).sum() / squares.mean(0).sum())
         assert self.honest[0] < ratio < self.honest[1]
         # intervals cost far more than estimates
@@ -194,7 +204,8 @@ class Contract:
         """
         x = torch.cat([row[None], self.x[1:]])
         summary = self.protocol.validate_summary(self.protocol.summary(self.protocol.validate(x)))
-        if not hasattr(self.protocol, "release"):  # rounds whose messages are attacked one by one
+        # rounds whose messages are attacked one by one
+        if not hasattr(self.protocol, "release"):
             pytest.skip("nothing leaves at once")
         parts = self.protocol.release(summary, SeededNoise(seed), (times,)).parts.values()
         return torch.cat([part.reshape(times, -1)[:, :COLUMNS] for part in parts], 1)
@@ -225,10 +236,8 @@ class Contract:
     def test_batches(self, summary):
         one = self.protocol.sample_estimate(summary, generator=generator())
         many = self.protocol.sample_estimate(summary, generator=generator(), sample_shape=(2, 3))
-        assert (
-            many.value.shape == (2, 3, *one.value.shape)
-            and many.standard_error.shape == many.value.shape
-        )
+        assert many.value.shape == (2, 3, *one.value.shape)
+        assert many.standard_error.shape == many.value.shape
         empty = self.protocol.sample_estimate(summary, generator=generator(), sample_shape=(0,))
         assert empty.value.shape == (0, *one.value.shape)
         assert {end.shape for end in empty.interval()} == {empty.value.shape}
@@ -273,9 +282,8 @@ class Contract:
         drawn = p.sample_tally(batch, generator=generator(9), sample_shape=(250,))
         for i, one in enumerate(turns):
             alone = p.sample_tally(one, generator=generator(8), sample_shape=(250,))
-            assert drawn.n[i] == alone.n and all(
-                one_law(drawn[name][:, i], alone[name]) for name in alone.parts
-            )
+            assert drawn.n[i] == alone.n
+            assert all(one_law(drawn[name][:, i], alone[name]) for name in alone.parts)
 
     def side_by_side(self, batch, turns):
         """A batch drawn from the draws of its loop's turns; None where these take different numbers
@@ -304,10 +312,13 @@ class Contract:
             heard = torch.stack([run[name] for run in runs])
             one = heard[:, 0]
             two = heard[:, apart]
-            assert one_law(one, part) and one_law(two, part) and not heard[:, 1:apart].any()
+            assert one_law(one, part)
+            assert one_law(two, part)
+            assert not heard[:, 1:apart].any()
             assert not heard.is_floating_point() or not bool((one == two).all())
         if not self.alike:
-            assert runs[0].n.tolist() == [n, 0, n, 0] and p.check(runs[0], 0)
+            assert runs[0].n.tolist() == [n, 0, n, 0]
+            assert p.check(runs[0], 0)
             with pytest.raises(ValueError, match=r"at batch index \(1,\)"):
                 p.analyse(runs[0])
         kept = runs[0].at(runs[0].n > 0)
@@ -315,7 +326,8 @@ class Contract:
         alone = [p.analyse(kept.at(at)) for at in (0, 1)]
         self.near(self.units, found.value, (one.value for one in alone))
         beside = p.estimate(torch.stack([self.x, self.x]), noise=SeededNoise(1))
-        assert beside.n.tolist() == [n, n] and beside.value.shape == found.value.shape
+        assert beside.n.tolist() == [n, n]
+        assert beside.value.shape == found.value.shape
 
     def test_arrays_lists_and_tables_are_the_tensor_that_they_hold(self):
         p = self.protocol
@@ -355,7 +367,8 @@ class Contract:
     def test_bad_data_are_refused(self):
         users = self.protocol
         verbs = [users.validate, users.collect, getattr(users, "randomize", users.estimate)]
-        if self.x.is_floating_point():  # alike in all rooms, with the cure
+        # alike in all rooms, with the cure
+        if self.x.is_floating_point():
             for short in (torch.float16, torch.bfloat16):
                 with pytest.raises(
                     TypeError, match=rf"float32 or float64, not {short}; call \.float"
@@ -417,7 +430,8 @@ class Contract:
                 for name, part in wrong.parts.items()
             }
             self.refuse(wrong)
-            self.refuse(Tally(wrong.n, both), "analyse")  # beside a possible one
+            # beside a possible one
+            self.refuse(Tally(wrong.n, both), "analyse")
         # a law is of so many users
         for n in (0, 10**9) if hasattr(channel_of(self.protocol), "law") else (0,):
             self.refuse(Tally(n, tally.parts), "analyse")
@@ -457,8 +471,9 @@ class Contract:
             ]
 
         for once, again in zip(parts(SeededNoise(3)), parts(SeededNoise(3)), strict=True):
-            torch.testing.assert_close(once, again, rtol=1e-12, atol=0)
-        once = parts(None)  # whole numbers of few users may agree by chance, but not twenty times
+            assert_close(once, again, rtol=1e-12, atol=0)
+        # whole numbers of few users may agree by chance, but not twenty times
+        once = parts(None)
         assert any(
             not torch.equal(a, b) for _ in range(20) for a, b in zip(once, parts(None), strict=True)
         )
@@ -527,15 +542,18 @@ class MessageContract(Contract):
         left = add(add(one, two), three)
         right = add(one, add(two, three))
         alone = add(self.protocol.empty, one)
-        assert left.n == right.n == 3 * one.n and alone.n == one.n and add().n == 0
+        assert left.n == right.n == 3 * one.n
+        assert alone.n == one.n
+        assert add().n == 0
         for name, part in one.parts.items():
-            torch.testing.assert_close(left[name], right[name])
-            torch.testing.assert_close(alone[name], part)
+            assert_close(left[name], right[name])
+            assert_close(alone[name], part)
 
     def test_messages_travel(self):
         sent = self.protocol.randomize(self.x, noise=SeededNoise(1))
         data = self.protocol.encode(sent)
-        assert isinstance(data, bytes) and self.same(sent, self.protocol.decode(data))
+        assert isinstance(data, bytes)
+        assert self.same(sent, self.protocol.decode(data))
 
     def test_bytes_that_nobody_sent_are_refused(self):
         data = self.protocol.encode(self.protocol.randomize(self.x, noise=SeededNoise(1)))
@@ -561,7 +579,8 @@ class LocalContract(MessageContract):
     def test_one_user_speaks(self):
         sent = [self.protocol.randomize(row[None]) for row in self.x]
         tally = self.protocol.add(*map(self.protocol.tally, sent))
-        assert tally.n == len(self.x) and self.protocol.analyse(tally).n == len(self.x)
+        assert tally.n == len(self.x)
+        assert self.protocol.analyse(tally).n == len(self.x)
 
     def test_counts_that_do_not_add_up_are_refused(self):
         """What each user alone adds says what counts are: never negative or above n, and of what
@@ -578,7 +597,8 @@ class LocalContract(MessageContract):
             place = torch.zeros_like(part).flatten()
             place[0] = 1
             place[-1] = -1
-            moved = place.view_as(part) * (tally.n + 1)  # the sum stays
+            # the sum stays
+            moved = place.view_as(part) * (tally.n + 1)
             for wrong in (part + moved, part - moved, part * 0 - 1, part * 0 + tally.n + 1):
                 self.refuse(Tally(tally.n, {**tally.parts, name: wrong}))
             if len(alone.flatten(1).sum(1).unique()) == 1:
@@ -605,7 +625,7 @@ class LocalContract(MessageContract):
         tally = self.protocol.collect(self.x, noise=SeededNoise(1))
         Journal(tmp_path / "journal", self.protocol).add("one", tally)
         again = Journal(tmp_path / "journal", self.protocol).estimate()
-        torch.testing.assert_close(again.value, self.protocol.analyse(tally).value, equal_nan=True)
+        assert_close(again.value, self.protocol.analyse(tally).value, equal_nan=True)
 
     def test_damaged_bytes_are_refused_or_a_message(self):
         data = self.protocol.encode(self.protocol.randomize(self.x[:1]))

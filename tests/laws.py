@@ -17,7 +17,8 @@ from torchdp.kernels.secure_sketch import reference
 from torchdp.noise import Noise, SeededNoise
 from torchdp.randomness import keyed_generator
 
-UNLIKELY = 1e-6  # level of every statistical test
+# level of every statistical test
+UNLIKELY = 1e-6
 
 
 class Given(Noise):

@@ -248,7 +248,8 @@ ask = "estimate --csv {tmp_path}/u.csv --statistic mean --columns height --bound
 cli.main(ask.split())
 """
     lines = fresh(code).splitlines()
-    assert lines[0] == "simulate" and lines[1].startswith("mean of height")
+    assert lines[0] == "simulate"
+    assert lines[1].startswith("mean of height")
 
 
 def script(path):
@@ -314,7 +315,8 @@ def test_the_page_of_mechanisms_is_up_to_date():
         "python docs/mechanisms.py writes the page anew"
     )
     absent = {name for name in concrete(Protocol) if f"| `{name}`" not in module.PAGE.read_text()}
-    assert not absent and "??" not in module.PAGE.read_text()
+    assert not absent
+    assert "??" not in module.PAGE.read_text()
 
 
 def concrete(kind):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from laws import generator, normal
+from torch.testing import assert_close
 
 from torchdp import pairwise, privacy, regression
 from torchdp.queries import CentralFactorization, LocalFactorization, LocalOracle, Twice
@@ -38,7 +39,8 @@ CALLS = {
     "gaussian_epsilon": (privacy.gaussian_epsilon, {"mu": (1e-6, 2e3), "delta": (1e-30, 0.9999)}),
 }
 WHOLE = {"dim", "users"}
-NEAR = {"least_flip": 1e-4}  # of searches that end where all is safe: relative
+# of searches that end where all is safe: relative
+NEAR = {"least_flip": 1e-4}
 # One number of these is of floats, a batch of tensors: apart by roundings, and by the end of a
 # search, 2^-38.
 OF_FLOATS = {name: 4e-12 for name in CALLS if name.startswith(("gaussian", "entry_variance"))}
@@ -88,7 +90,8 @@ def test_arguments_broadcast(name):
     same = call(**spread)[:, : found.shape[1]].flatten().tolist()
     assert found.flatten().tolist() == pytest.approx(same, rel=NEAR.get(name, 0), abs=0)
     one = call(**{argument: each[0] for argument, each in batch.items()})
-    assert isinstance(one, torch.Tensor) and one.shape == ()
+    assert isinstance(one, torch.Tensor)
+    assert one.shape == ()
     assert call(
         **{first: torch.zeros(0), **{other: float(batch[other][0]) for other in others}}
     ).shape == (0,)
@@ -159,7 +162,7 @@ def test_a_batch_of_objects_is_its_loop(name):
 
     found = of(slice(None), N)
     for at in np.ndindex(2, 3):
-        torch.testing.assert_close(found[at], of(at, int(N[at])), rtol=1e-10, atol=1e-12)
+        assert_close(found[at], of(at, int(N[at])), rtol=1e-10, atol=1e-12)
 
 
 def test_a_fit_without_loss_in_a_batch_is_named():
@@ -215,8 +218,6 @@ def test_many_kernels_of_one_tally_are_their_loop(name, ratio):
     tally = many.sample_tally(counts, generator=generator(1), sample_shape=(3,))
     each = zip(answers(many), *map(answers, loop), strict=True)
     for found, *expected in each:
-        torch.testing.assert_close(
-            found[..., 0, :], torch.stack(expected, -1), rtol=1e-9, atol=1e-9
-        )
+        assert_close(found[..., 0, :], torch.stack(expected, -1), rtol=1e-9, atol=1e-9)
     worst = torch.stack([one.worst_mse(n) for one in loop]).amax(0)
-    torch.testing.assert_close(many.worst_mse(n), worst, rtol=1e-10, atol=0)
+    assert_close(many.worst_mse(n), worst, rtol=1e-10, atol=0)

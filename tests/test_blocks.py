@@ -11,13 +11,18 @@ from test_readme import PRINTED, TOLD, estimates, runnable
 
 ROOT = Path(__file__).resolve().parent.parent
 # Pages named by what runs their commands. The rest are blocks of Python, and what those print.
-TUTORIALS = {  # every line that begins so
-    "docs/sweeps.md": "torchdp ",  # tests/cli/test_sweep_command.py
+# every line that begins so
+TUTORIALS = {
+    # tests/cli/test_sweep_command.py
+    "docs/sweeps.md": "torchdp ",
     "docs/cluster.md": "torchdp ",
-    "docs/sums.md": "torchdp secure ",  # tests/cli/test_secure_command.py
+    # tests/cli/test_secure_command.py
+    "docs/sums.md": "torchdp secure ",
 }
-FORMULAS = "kernels/"  # indented lines there are mathematics
-COMMANDS = {  # that tests run, or .ci/run and docs/publish.py
+# indented lines there are mathematics
+FORMULAS = "kernels/"
+# that tests run, or .ci/run and docs/publish.py
+COMMANDS = {
     "python3 run.py demo", "python3 run.py test", "pip install .", "torchdp doctor",
     "python experiments/density/error.py --smoke", "python experiments/density/error.py --help",
     "python experiments/density/error.py --device cuda:1", "python experiments/density/error.py --draw-only",
@@ -131,7 +136,8 @@ def test_every_example_of_a_docstring_is_run():
 
 def test_no_docstring_holds_code_that_is_no_example():
     inside = [name for name in SCRIPTS if name.startswith(("torchdp/", "kernels/"))]
-    assert inside and not [name for name in inside if list(hidden(SCRIPTS[name]))]
+    assert inside
+    assert not [name for name in inside if list(hidden(SCRIPTS[name]))]
 
 
 HIDDEN = r"```|~~~|::\n\n +\S|code-block|doctest: *\+?SKIP|^ *(import \w+|from [\w.]+ import )"

@@ -127,7 +127,8 @@ def test_guarantee_no_reader_makes_a_class_that_does_not_belong(name, tmp_path, 
     """
     read, tree = READERS[name]
     tree = tree()
-    assert read(tmp_path, tree) is not None  # the control: what belongs is made
+    # the control: what belongs is made
+    assert read(tmp_path, tree) is not None
     names = "torchdp.checks", "torchdp.privacy.guarantee", tree["made"].partition(":")[0]
     for module in map(sys.modules.get, names):
         monkeypatch.setattr(module, "Planted", Planted, raising=False)

@@ -123,7 +123,8 @@ def draw(generator):
 
 def test_manual_seed_keeps_32_bits_and_keyed_generators_do_not():
     short = [draw(torch.Generator().manual_seed(seed)) for seed in (1, 1 + 2**32)]
-    assert short[0] == short[1]  # why this module exists
+    # why this module exists
+    assert short[0] == short[1]
     keys = [b"", b"\x00", b"\x00\x00", (1).to_bytes(8, "big"), (1 + 2**32).to_bytes(8, "big")]
     assert len({tuple(draw(randomness.keyed_generator(key))) for key in keys}) == len(keys)
 

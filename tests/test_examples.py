@@ -22,10 +22,10 @@ def test_the_examples_run(module, tmp_path, monkeypatch):
     found = doctest.testmod(there)
     written = len(re.findall(r"^ *>>> ", Path(there.__file__).read_text(), re.M))
     # what doctest does not find would not be run
-    assert found.attempted == written and not found.failed
+    assert found.attempted == written
+    assert not found.failed
 
 
 def test_no_example_is_skipped():
-    assert EXAMPLES and not any(
-        "doctest: +SKIP" in path.read_text() for path in ROOT.glob("torchdp/**/*.py")
-    )
+    assert EXAMPLES
+    assert not any("doctest: +SKIP" in path.read_text() for path in ROOT.glob("torchdp/**/*.py"))

@@ -80,7 +80,8 @@ def test_guarantee_calibrated_noise_keeps_its_delta_on_every_grid():
     delta = 1e-3
     for f, h, distance in ((0, 1, 2.0), (0, 6, 2.0), (0, 60, 2.0), (1, 25, 3.0), (2, 60, 1.0)):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what a coarse grid costs
+            # of what a coarse grid costs
+            warnings.simplefilter("ignore")
             p = SecureSketch(ones(h), 1, distance / 2, epsilon, delta, bits=32, fraction_bits=f)
         law = sum_of(rounded_normal(float(p.sigma[0]) * 2**f), h)
         for shift in range(1, int(distance * 2**f) + 1):
@@ -101,7 +102,8 @@ def test_guarantee_two_columns_and_two_copies():
         for w in itertools.product(range(5), repeat=2)
         if 0 < w[0] ** 2 + w[1] ** 2 <= (2 * distance) ** 2
     ]
-    sigma = grid_sigma(9, 1, 2, step, distance, mu) / step  # one copy, two columns
+    # one copy, two columns
+    sigma = grid_sigma(9, 1, 2, step, distance, mu) / step
     column = sum_of(rounded_normal(sigma), 9)
     for shift in shifts:
         assert hockey_stick(np.multiply.outer(column, column), shift, epsilon) <= delta
@@ -118,11 +120,13 @@ def test_the_cost_is_the_least_over_how_many_clients_are_used():
         honest = [1, 2, 9, 50, 3000]
         step = 2.0**-f
         cost = [row_cost(h, step, columns, distance) for h in honest]
-        assert cost == sorted(cost, reverse=True)  # more honest clients never hurt
+        # more honest clients never hurt
+        assert cost == sorted(cost, reverse=True)
         for h, value in zip(honest, cost, strict=True):
             k = torch.arange(1, h + 1).double()
             least = float((distance**2 / k + columns * k * step**2 / 4).min())
-            assert least <= value * (1 + 1e-12) and value <= least * 1.2
+            assert least <= value * (1 + 1e-12)
+            assert value <= least * 1.2
 
 
 def with_uniforms(sigma, h, k):
@@ -140,7 +144,8 @@ def test_guarantee_sums_of_rounded_normals_are_within_their_variation(sigma, h):
     apart = np.abs(law - with_uniforms(sigma, h, k)).sum() / 2
     assert apart <= grid_variation(h, sigma) + 1e-13
     if sigma < 1 and h < 12:
-        assert apart > 1e-6  # and something is there to be bounded
+        # and something is there to be bounded
+        assert apart > 1e-6
 
 
 @pytest.mark.parametrize("h", [2, 5, 30])
@@ -155,7 +160,8 @@ def test_guarantee_a_client_of_many_units_is_hidden_in_sums_on_a_grid_coarser_th
         real = gaussian_delta(epsilon, shift / (math.sqrt(h) * sigma))
         extra = grid_variation(h, sigma)
         assert hockey_stick(law, (shift,), epsilon) <= real + (1 + math.exp(epsilon)) * extra
-        assert hockey_stick(law, (shift,), epsilon) > 0.6 * real  # nothing is given away
+        # nothing is given away
+        assert hockey_stick(law, (shift,), epsilon) > 0.6 * real
 
 
 def test_truncation_and_the_sensitivity():

@@ -71,10 +71,12 @@ def test_laws_of_real_numbers(draws, number):
         (draws.gamma(torch.full((number,), 0.3)), stats.gamma(0.3)),
         (draws.gamma(torch.full((number,), 7.5)), stats.gamma(7.5)),
     ]:
-        assert drawn.shape == (number,) and drawn.dtype == torch.float64
+        assert drawn.shape == (number,)
+        assert drawn.dtype == torch.float64
         assert stats.kstest(drawn.numpy(), law.cdf).pvalue > ALPHA
         if number > 1000:
-            assert stats.kstest(drawn.numpy() * 1.05, law.cdf).pvalue < 0.01  # a wrong scale shows
+            # a wrong scale shows
+            assert stats.kstest(drawn.numpy() * 1.05, law.cdf).pvalue < 0.01
 
 
 def test_large_and_sure_counts(draws):
@@ -89,7 +91,9 @@ def test_large_and_sure_counts(draws):
 @pytest.mark.parametrize("bound", [3, 1000, 3 * 2**61, 2**63 - 1])
 def test_integers_below_a_bound_are_uniform(draws, bound):
     value = draws.below(bound, (50_000,))
-    assert 0 <= int(value.min()) and int(value.max()) < bound and not draws.below(1, (9,)).any()
+    assert 0 <= int(value.min())
+    assert int(value.max()) < bound
+    assert not draws.below(1, (9,)).any()
     # 3 2^61 of 2^63 integers: without drawing again the first third would be twice as likely as the
     # others
     cell = (value.double() / bound * min(bound, 12)).long().clamp(max=min(bound, 12) - 1)
@@ -122,7 +126,8 @@ def test_a_seed_repeats_and_the_system_does_not():
     first, again, other = (
         SeededNoise.of(torch.Generator().manual_seed(seed)) for seed in (5, 5, 6)
     )
-    assert first.seed == again.seed != other.seed and first.seed > 2**128
+    assert first.seed == again.seed != other.seed
+    assert first.seed > 2**128
     assert not torch.equal(Noise().words((9,)), Noise().words((9,)))
     assert Noise().kernel_key() is None
 
@@ -162,7 +167,8 @@ def test_a_child_with_its_grandparents_number_draws_other_words(monkeypatch):
     noise = Noise()
     noise.words((8,))
     parent = os.getpid()
-    monkeypatch.setattr(os, "getpid", lambda: parent)  # process numbers are used again
+    # process numbers are used again
+    monkeypatch.setattr(os, "getpid", lambda: parent)
     assert in_child(lambda: noise.words((2,)).tolist()) != str(noise.words((2,)).tolist())
 
 
@@ -216,7 +222,8 @@ def test_each_thread_has_a_key_of_its_own(monkeypatch):
         return keys[-1]
 
     monkeypatch.setattr("torchdp.noise.system_key", another)
-    for _ in range(3):  # one after the other: no race is needed to see it
+    # one after the other: no race is needed to see it
+    for _ in range(3):
         thread = threading.Thread(target=noise.words, args=((8,),))
         thread.start()
         thread.join()

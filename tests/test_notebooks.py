@@ -36,7 +36,8 @@ def test_outputs_are_stored_and_shown(path, script):
         compile("".join(cell["source"]), path.stem, "exec")
         assert cell["execution_count"] == at
     text, images = script.page(path)
-    assert 3 * len(images) >= len(code) - 2 and all(f"]({name})" in text for name in images)
+    assert 3 * len(images) >= len(code) - 2
+    assert all(f"]({name})" in text for name in images)
     assert all(image.startswith(b"\x89PNG") for image in images.values())
     assert not [
         bad

@@ -48,7 +48,8 @@ def test_the_checklist_of_a_release_is_kept(tmp_path):
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("\nok  ") == 4 and f"git tag v{torchdp.__version__}" in done.stdout
+    assert done.stdout.count("\nok  ") == 4
+    assert f"git tag v{torchdp.__version__}" in done.stdout
     assert len(list((tmp_path / "dist").iterdir())) == 2
 
 
@@ -88,9 +89,11 @@ def commands(run, monkeypatch):
 def test_an_importable_torch_is_never_replaced(run, commands, tmp_path):
     run.install(str(tmp_path / "python"), "demo")
     pip = [c for c in commands if "pip" in c]
-    assert len(pip) == 1 and not any(word.startswith("torch==") for word in pip[0])
+    assert len(pip) == 1
+    assert not any(word.startswith("torch==") for word in pip[0])
     constraint = Path(pip[0][pip[0].index("-c") + 1])
-    assert constraint.read_text() == "torch==2.99.0+local\n" and pip[0][-1] == f"{ROOT}[demo]"
+    assert constraint.read_text() == "torch==2.99.0+local\n"
+    assert pip[0][-1] == f"{ROOT}[demo]"
 
 
 def test_a_missing_torch_is_installed_at_the_tested_version(run, commands, tmp_path, monkeypatch):

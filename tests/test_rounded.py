@@ -65,8 +65,11 @@ def test_every_threshold_is_the_tail_to_the_nearest_unit(sigma):
     assert all(
         abs(tail - threshold) < 0.501 for tail, threshold in zip(tails[1:], every, strict=False)
     )
-    assert WHOLE - tails[0] < 0.501 and tails[-1] < 0.501  # what is left out at both ends
-    wrong = thresholds(math.nextafter(sigma, 1e3))[0]  # the next float is seen
+    # what is left out at both ends
+    assert WHOLE - tails[0] < 0.501
+    assert tails[-1] < 0.501
+    # the next float is seen
+    wrong = thresholds(math.nextafter(sigma, 1e3))[0]
     assert (
         max(abs(tail - threshold) for tail, threshold in zip(tails[1:], wrong, strict=False)) > 1e6
     )
@@ -116,7 +119,8 @@ def test_equal_words_give_equal_integers(sigma, monkeypatch):
             assert torch.equal(normal.draw((1, 100_001), SeededNoise(2))[0], whole)
     finally:
         torch.set_num_threads(threads)
-    assert normal.draw((0, 3), Noise()).shape == (0, 3) and normal.draw((), Noise()).shape == ()
+    assert normal.draw((0, 3), Noise()).shape == (0, 3)
+    assert normal.draw((), Noise()).shape == ()
 
 
 @pytest.mark.parametrize("sigma", [0.5, 11.0])
@@ -185,7 +189,8 @@ def test_wide_normals_are_split(sigma):
     assert Fraction(sigma) ** 2 <= square < Fraction(sigma) ** 2 * (1 + Fraction(1e-14))
     least = 1 / math.sqrt(1 / coarse**2 + (z / fine) ** 2)
     assert 2.0001 * math.exp(-2 * (math.pi * least) ** 2) < rounded.BUMPS / 2
-    assert max(fine, coarse) <= 2048 and rounded.SMOOTH * z == fine
+    assert max(fine, coarse) <= 2048
+    assert rounded.SMOOTH * z == fine
 
 
 @pytest.mark.parametrize("sigma", [2.0**20 + 1, 2.0**26, 2.0**28])
@@ -193,13 +198,10 @@ def test_very_wide_normals_are_split_again_and_again(sigma):
     """The variance is the wanted one, each piece smooths the next, and the law has no lattice."""
     normal = RoundedNormal(sigma)
     pieces = normal._pieces("cpu")
-    assert sigma**2 <= normal.variance * (1 + 1e-12) and normal.variance == pytest.approx(
-        sigma**2, rel=1e-12
-    )
-    assert (
-        all(later[0] % one[0] == 0 for one, later in pairwise(pieces))
-        and normal.variation < 2.0**-112
-    )
+    assert sigma**2 <= normal.variance * (1 + 1e-12)
+    assert normal.variance == pytest.approx(sigma**2, rel=1e-12)
+    assert all(later[0] % one[0] == 0 for one, later in pairwise(pieces))
+    assert normal.variation < 2.0**-112
     for (apart, guide), (further, _) in pairwise(pieces):
         assert math.sqrt(guide.variance) >= (1 - 1e-9) * rounded.SMOOTH * further / apart
     found = normal.draw((10**5,), SeededNoise(1))

@@ -70,7 +70,8 @@ def test_guarantee_a_replaced_row_moves_the_release_as_far_as_its_noise_is_made_
         if not isinstance(estimator, PrivateClassMeans)
         else released([2e3, 0], 0)
     )
-    assert float((beyond.value - first.value).abs().max()) < 1e-6  # shortened and cut to the bounds
+    # shortened and cut to the bounds
+    assert float((beyond.value - first.value).abs().max()) < 1e-6
 
 
 def test_labels_are_hidden_where_they_are_private():
@@ -80,9 +81,8 @@ def test_labels_are_hidden_where_they_are_private():
     assert 0 <= 50 - model.guarantee_.epsilon < 1e-6
     # each class is a mixture of both
     model.set_params(label_epsilon=0.01, classes=[-1.0, 1.0]).fit(X, X[:, 0])
-    assert (
-        model.densities_.value.abs() < 0.3
-    ).all() and 0 <= 50.01 - model.guarantee_.epsilon < 1e-6
+    assert (model.densities_.value.abs() < 0.3).all()
+    assert 0 <= 50.01 - model.guarantee_.epsilon < 1e-6
 
 
 def test_a_line_and_a_direction_are_found():
@@ -93,9 +93,8 @@ def test_a_line_and_a_direction_are_found():
     assert np.allclose([*ridge.coef_, ridge.intercept_], [1, 2, 0.5], atol=0.15)
     X *= [1.0, 0.2]
     pca = PrivatePCA(epsilon=1.0, bound=1.0, random_state=1).fit(X)
-    assert abs(pca.components_[0, 0]) > 0.99 and list(pca.get_feature_names_out()) == [
-        "privatepca0"
-    ]
+    assert abs(pca.components_[0, 0]) > 0.99
+    assert list(pca.get_feature_names_out()) == ["privatepca0"]
     assert np.abs(pca.transform(X) @ pca.components_ - X).max() < 0.15
 
 

@@ -136,7 +136,8 @@ def parses_loosely(node: ast.AST) -> bool:
 
 
 RULES = (asserts, rounds_two_numbers, takes_the_default_type, prints, parses_loosely)
-MAY = {prints: ("text.py", "report.py")}  # the last speaks for experiments
+# the last speaks for experiments
+MAY = {prints: ("text.py", "report.py")}
 
 
 def broken(rules, source: str) -> list[tuple[str, int]]:

@@ -62,7 +62,8 @@ def test_threads_in_and_out_in_any_order_change_nobodys_number():
     start, found = threading.Barrier(9), []
 
     def work(own):
-        torch.get_num_threads()  # from here on the thread has a number of its own
+        # from here on the thread has a number of its own
+        torch.get_num_threads()
         torch.set_num_threads(own)
         start.wait()
         start.wait()
@@ -72,11 +73,13 @@ def test_threads_in_and_out_in_any_order_change_nobodys_number():
     for thread in threads:
         thread.start()
     start.wait()
-    torch.set_num_threads(2)  # of threads to come, too
+    # of threads to come, too
+    torch.set_num_threads(2)
     start.wait()
     for thread in threads:
         thread.join()
-    assert Counter(found) == {(1, 0): 160} and torch.get_num_threads() == 2
+    assert Counter(found) == {(1, 0): 160}
+    assert torch.get_num_threads() == 2
     assert in_a_new_thread(torch.get_num_threads) == 2
 
 

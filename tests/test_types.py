@@ -26,7 +26,8 @@ for step in run.loader(TensorDataset(rows, rows), max_rows=4):
     for part in step:
         run.backward(*part)
 """
-PROGRAMS = {  # an expression of a user's: part of its type
+# an expression of a user's: part of its type
+PROGRAMS = {
     "queries.choose(pairwise.gini(4), 100, 1.0).best": "Protocol[torch._tensor.Tensor]",
     "queries.choose(pairwise.gini(4), 100, 1.0).best.estimate(x).interval()": "tuple[torch._tensor.Tensor",
     "queries.choose(workloads.prefix(4), 100, 1.0).best": "Protocol[torch._tensor.Tensor]",

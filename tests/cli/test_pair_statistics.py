@@ -81,7 +81,8 @@ def test_mann_whitney(trust, table, ask):
     near(u, wanted, 60_000)
     near(auc, wanted / len(groups[0]) / len(groups[1]), 0.5)
     # the event does not depend on the score
-    assert auc["p_value"] == u["p_value"] > 0.05 and p > 0.05
+    assert auc["p_value"] == u["p_value"] > 0.05
+    assert p > 0.05
 
 
 @TRUST
@@ -127,7 +128,8 @@ ASKED = {
 
 
 BOTH = "income=0:8 time=0:8 --bins 3"
-COLUMNS = {  # of every statistic
+# of every statistic
+COLUMNS = {
     "number": "--columns income --bounds income=0:8 --bins 4",
     "category": "--columns seen --categories 0,1",
     "number number": f"--columns income time --bounds {BOTH}",
@@ -143,7 +145,8 @@ def words_of(name):
     if name == "covariance":
         return words.replace(" --bins 3", "")
     if name == "gamma":
-        return words.replace("--bins 3", "--bins 2")  # with 3 the search takes seconds
+        # with 3 the search takes seconds
+        return words.replace("--bins 3", "--bins 2")
     return words
 
 
@@ -157,7 +160,9 @@ def test_a_curator_answers_every_statistic_with_less_error(name, table, estimate
     noiseless = estimate(*asked, 600)
     curator = estimate(*asked, 1)
     local = estimate(*asked, 1, "--trust local")
-    assert "central" in curator["guarantee"] and curator["delta"] == 1e-4 and local["delta"] is None
+    assert "central" in curator["guarantee"]
+    assert curator["delta"] == 1e-4
+    assert local["delta"] is None
     rows = (found.get("answers", [found]) for found in (noiseless, curator, local))
     for exact, one, other in zip(*rows, strict=True):
         assert 0 < one["predicted_rmse"] < 0.5 * other["predicted_rmse"]
@@ -176,7 +181,9 @@ def test_a_shuffler_is_between_the_two(name, table, estimate):
         found.get("answers", [found])[-1]["predicted_rmse"] for found in (local, mixed, curator)
     )
     first, second, third = rows
-    assert first > 2 * second and second > 0.99 * third and "shuffle" in mixed["guarantee"]
+    assert first > 2 * second
+    assert second > 0.99 * third
+    assert "shuffle" in mixed["guarantee"]
 
 
 def test_statistics_of_one_collection(table, estimate):
@@ -187,9 +194,11 @@ def test_statistics_of_one_collection(table, estimate):
     names = "mean", "median", "kendall", "spearman"
     for trust in ("local", "curator"):
         found = estimate(*asked, "--statistic", *names, "--trust", trust)
-        assert found["epsilon"] <= 8 and "hold all answers" in found["discretisation"]
+        assert found["epsilon"] <= 8
+        assert "hold all answers" in found["discretisation"]
         told = {row["answer"]: row for row in found["answers"]}
-        assert len(told) == 6 and {
+        assert len(told) == 6
+        assert {
             "mean of income: mean",
             "Spearman's rho of income and time",
         } <= set(told)
@@ -234,4 +243,5 @@ def test_what_is_printed_depends_on_the_messages_alone(
     words = "--statistic", name, ASKED[name], "--epsilon 4 --seed 1"
     assert estimate("--csv", path, *words) == estimate("--csv", other, *words)
     apart = [not torch.equal(part, heard[1][key]) for key, part in heard[0].parts.items()]
-    assert any(apart)  # the users do differ
+    # the users do differ
+    assert any(apart)

@@ -70,7 +70,8 @@ def test_the_guide_is_three_terminals_and_fourteen_commands(run):
     """A terminal goes on where its command succeeded; each waits for the others as ``--wait``
     does.
     """
-    assert len(TERMINALS) == 3 and sum(map(len, TERMINALS)) == 14
+    assert len(TERMINALS) == 3
+    assert sum(map(len, TERMINALS)) == 14
     table("north", PEOPLE * 75), table("south", PEOPLE * 50)
     left, said = [list(terminal) for terminal in TERMINALS], []
     for _ in range(8):
@@ -84,13 +85,12 @@ def test_the_guide_is_three_terminals_and_fourteen_commands(run):
                 terminal.pop(0), said.append(out)
     assert left == [[], [], []]
     found = dict(re.findall(r"^coefficient of (\w+) +(\S+)$", said[-1], re.MULTILINE))
-    assert abs(float(found["height"]) - 0.8) < 0.4 and "5000 clients; linear-transform" in said[-1]
+    assert abs(float(found["height"]) - 0.8) < 0.4
+    assert "5000 clients; linear-transform" in said[-1]
     fingerprints = re.findall(r"(?:fingerprint|session) ([0-9a-f-]{79})", "".join(said))
-    assert (
-        len(fingerprints) == 10
-        and len(set(fingerprints)) == 1
-        and "GramRelease of height, weight, strength" in "".join(said)
-    )
+    assert len(fingerprints) == 10
+    assert len(set(fingerprints)) == 1
+    assert "GramRelease of height, weight, strength" in "".join(said)
 
 
 QUESTIONS = {
@@ -106,8 +106,11 @@ QUESTIONS = {
 def test_every_question(run, name):
     asked, numbers = QUESTIONS[name]
     code, out, _ = opened(run, "--question", name.split()[0], *asked)
-    assert code == 0 and run("show", "study")[1:] == (out, "") and "fingerprint" in out
-    assert "corrupt = 24" in out or "corrupt=24" in out  # the clients of the largest organisation
+    assert code == 0
+    assert run("show", "study")[1:] == (out, "")
+    assert "fingerprint" in out
+    # the clients of the largest organisation
+    assert "corrupt = 24" in out or "corrupt=24" in out
     for who in ("north", "south"):
         assert run("submit", "study", f"{who}.key", f"{who}.csv", "--seed", 1)[2].endswith(
             "for trying out only\n"
@@ -118,7 +121,8 @@ def test_every_question(run, name):
         assert code == 0 or "server-1.server-0.roll is not there yet" in error
     code, out, _ = run("release", "study", "analyst.key", "--json")
     found = json.loads(out)
-    assert found["n"] == 40 and len(found["names"]) == len(found["value"]) == numbers
+    assert found["n"] == 40
+    assert len(found["names"]) == len(found["value"]) == numbers
     people = torch.tensor(PEOPLE, dtype=torch.float64)
     h, w, s = people.T
     truth = {
@@ -146,7 +150,9 @@ REFUSED = [
 @pytest.mark.parametrize(("asked", "said"), REFUSED)
 def test_what_is_missing_is_named(run, asked, said):
     code, _, error = opened(run, *asked)
-    assert code == 2 and said in error and not Path("study", "session.json").exists()
+    assert code == 2
+    assert said in error
+    assert not Path("study", "session.json").exists()
 
 
 @pytest.mark.parametrize("corrupt", [None, 0])
@@ -174,5 +180,9 @@ def test_tables_and_keys_of_others_are_refused_and_no_value_is_shown(run):
         (["none.key", "north.csv"], "none.key"),
     ):
         code, out, error = run("submit", "study", *words)
-        assert code == 2 and said in error and out == "" and "123.4" not in error
-    assert run("keys", "north")[0] == 2  # a key is never written over
+        assert code == 2
+        assert said in error
+        assert out == ""
+        assert "123.4" not in error
+    # a key is never written over
+    assert run("keys", "north")[0] == 2

@@ -91,7 +91,10 @@ def check(seeds, shifts=(True,)):
 
 def test_guarantee_bounds_of_flat_sets_do_not_contradict_each_other():
     contradictions, gap, out, astray = check(range(9), (True, False))
-    assert contradictions == 0 and gap <= 1e-4 and out <= 1e-6 and astray <= 1e-6
+    assert contradictions == 0
+    assert gap <= 1e-4
+    assert out <= 1e-6
+    assert astray <= 1e-6
 
 
 class Lying(FiniteSet):

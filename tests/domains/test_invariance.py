@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 import torch
 from laws import normal
+from torch.testing import assert_close
 
 import torchdp.domains
 from torchdp.domains import (
@@ -52,7 +53,8 @@ SETS = {
     "ball sum": BallSum(normal(3, 5, seed=4), ((2, 2.0), (3, 3.0)), ROOT[1]),
     "product": Product((Polytope(POINTS[:4, :2]), lp_ball(1, 2.0))),
     "image": LinearImage(normal(3, 4, seed=5), SchattenBall(2, 2)),
-    "hidden polytope": LinearImage(torch.eye(3), Polytope(POINTS)),  # that its oracle alone knows
+    # that its oracle alone knows
+    "hidden polytope": LinearImage(torch.eye(3), Polytope(POINTS)),
     "operator": SchattenBall(3, 1),
     "kronecker": KroneckerProduct(lp_ball(1, 2.0), lp_ball(3, math.inf)),
 }
@@ -80,7 +82,8 @@ def by_parts(domain, s, t):
     return Product(tuple(PLACED[type(part)](part, s, own) for part, own in each))
 
 
-PLACED = {  # s K + t of each class of domains, in its own words where it has them
+# s K + t of each class of domains, in its own words where it has them
+PLACED = {
     FiniteSet: lambda K, s, t: FiniteSet(s * K.points + t),
     Polytope: lambda K, s, t: Polytope(s * K.points + t),
     Box: lambda K, s, t: Box(s * K.low + t, s * K.high + t),
@@ -101,7 +104,8 @@ MOVES = {
     "turned, 1e6": (1.0, 1e6, True),
     "1e-6 times": (1e-6, 0.0, False),
 }
-QUICKLY = {"ball sum": 1, "image": 0, "operator": 1, "kronecker": 1}  # others take seconds
+# others take seconds
+QUICKLY = {"ball sum": 1, "image": 0, "operator": 1, "kronecker": 1}
 cells = pytest.mark.parametrize(
     ("name", "move"),
     [
@@ -170,19 +174,17 @@ def test_membership_follows(name, move):
     outside = ends + room * (ends - centre)
     if type(SETS[name]) not in (FiniteSet, KroneckerProduct, Product):
         inside = torch.cat([ends, ends - room * (ends - centre)])
-    assert bool(base.contains(inside).all()) and bool(moved.contains(follow(inside)).all())
-    assert not bool(base.contains(outside).any()) and not bool(
-        moved.contains(follow(outside)).any()
-    )
+    assert bool(base.contains(inside).all())
+    assert bool(moved.contains(follow(inside)).all())
+    assert not bool(base.contains(outside).any())
+    assert not bool(moved.contains(follow(outside)).any())
     cloud = centre + 1.5 * normal(40, 3, seed=8) @ base.frame.axes.mT / 3**0.5
-    torch.testing.assert_close(moved.contains(follow(cloud)), base.contains(cloud))
+    assert_close(moved.contains(follow(cloud)), base.contains(cloud))
     if type(SETS[name]) is not KroneckerProduct:
         here, there = (
             (x - K.project(x)).norm(dim=1) for K, x in ((base, cloud), (moved, follow(cloud)))
         )
-        torch.testing.assert_close(
-            there, s * here, rtol=room, atol=room * s * float(base.frame.axes.norm())
-        )
+        assert_close(there, s * here, rtol=room, atol=room * s * float(base.frame.axes.norm()))
 
 
 @cells
@@ -192,9 +194,7 @@ def test_norm_support_and_shape_follow(name, move):
     size = s * float(base.frame.axes.norm())
     turned = follow(slopes) - follow(ZERO)
     reach = moved.supports(turned / s, follow(base.frame.centre))
-    torch.testing.assert_close(
-        reach, s * base.supports(slopes, base.frame.centre), rtol=0, atol=bound * size
-    )
+    assert_close(reach, s * base.supports(slopes, base.frame.centre), rtol=0, atol=bound * size)
     assert (base.middle is None) == (moved.middle is None)
     for make in (noise_shape, difference_shape):
         one = shape(name, STILL, make)
@@ -203,9 +203,10 @@ def test_norm_support_and_shape_follow(name, move):
         assert two.upper == pytest.approx(s * one.upper, rel=bound + min(gap, 1e-4), abs=0)
         lower = s * float(one.certificate.lower)
         assert float(two.certificate.lower) == pytest.approx(lower, rel=bound + gap, abs=0)
-        if make is noise_shape:  # the other's is the mean of points that a set is listed by
+        # the other's is the mean of points that a set is listed by
+        if make is noise_shape:
             room = (bound + min(gap, 1e-4)) * size
-            torch.testing.assert_close(two.centre, follow(one.centre), rtol=0, atol=room)
+            assert_close(two.centre, follow(one.centre), rtol=0, atol=room)
 
 
 def test_users_outside_a_day_in_seconds_since_1970_are_refused():
@@ -230,7 +231,7 @@ def test_a_point_far_off_decides_nothing_about_the_others():
     x = torch.rand(20, 3, generator=torch.Generator().manual_seed(1)).double()
     x = torch.cat([x, torch.full((1, 3), 1e12)])
     assert square.contains(x).tolist() == [True] * 20 + [False]
-    torch.testing.assert_close(square.project(x), x.clamp(0, 1), rtol=0, atol=1e-6)
+    assert_close(square.project(x), x.clamp(0, 1), rtol=0, atol=1e-6)
 
 
 def test_asymmetric_points_of_a_few_thousand_floats_are_not_symmetric():
@@ -245,4 +246,5 @@ def test_a_narrow_coordinate_is_judged_by_its_own_width(kind):
     corners = torch.cartesian_prod(*ends.mT)
     domain = Box(*ends) if kind is Box else kind(corners)
     outside = corners + torch.tensor([1e-3, 0.0], dtype=torch.float64) * (2 * corners[:, :1] - 1)
-    assert bool(domain.contains(corners).all()) and not bool(domain.contains(outside).any())
+    assert bool(domain.contains(corners).all())
+    assert not bool(domain.contains(outside).any())

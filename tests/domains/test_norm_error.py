@@ -46,5 +46,6 @@ def test_guarantee_the_ceiling_and_the_floor_hold_the_error_between_them(p, d):
 
 def test_a_ceiling_without_the_two_under_the_logarithm_would_fail():
     error = NormError(torch.eye(1, dtype=torch.float64), math.inf)
-    assert error.root_mean_square.value == pytest.approx(1.0)  # one normal: the deviation itself
+    # one normal: the deviation itself
+    assert error.root_mean_square.value == pytest.approx(1.0)
     assert math.sqrt(2 * math.log(1)) < error.root_mean_square.value <= error.ceiling

@@ -14,7 +14,8 @@ ROOMS = (
     "secure regression training simulate kernels"
 ).split()
 BENCHES = ("oracles", "vectors", "features", "samplers", "secure")
-QUICK = ("samplers",)  # the others take seconds
+# the others take seconds
+QUICK = ("samplers",)
 
 
 def test_faults_are_of_the_code_as_it_is():
@@ -144,7 +145,8 @@ def test_a_ratio_that_fell_fails(benches):
         again,
     )
     assert [each["case"] for each in lost] == ["slow"]
-    assert asked == [("fake", ["slow"])] * 2  # measured three times in all, and nothing else is
+    # measured three times in all, and nothing else is
+    assert asked == [("fake", ["slow"])] * 2
 
 
 @pytest.mark.parametrize(
@@ -197,5 +199,6 @@ def test_every_call_of_the_gate_has_a_row(benches):
     committed = benches.read_table(FOLDER / "bench" / "tables" / "calls.csv")
     calls = (FOLDER / "bench" / "calls.py").read_text()
     names = set(re.findall(r'^        "([^"]+)": \(', calls, re.M))
-    assert names == {each["case"] for each in committed} and len(names) >= 20
+    assert names == {each["case"] for each in committed}
+    assert len(names) >= 20
     assert all(each["times"] > 0 for each in committed)

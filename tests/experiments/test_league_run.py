@@ -38,14 +38,11 @@ def test_failures_are_named(league, tmp_path, monkeypatch, capsys):
     rows = ("Gaussian calibration",)
     config = league.Config(only=("dp-accounting", "autodp", "opendp"), rows=rows, turns=1)
     found = league.EXPERIMENT.run(config, tmp_path)["league"]
-    assert [line["side"] for line in found] == ["torchdp", "dp-accounting"] and found[1][
-        "version"
-    ] == 7
+    assert [line["side"] for line in found] == ["torchdp", "dp-accounting"]
+    assert found[1]["version"] == 7
     page = (tmp_path / "league.md").read_text()
-    assert (
-        "opendp: not installed: no such wheel" in page
-        and "autodp, Gaussian calibration: no such call" in page
-    )
+    assert "opendp: not installed: no such wheel" in page
+    assert "autodp, Gaussian calibration: no such call" in page
     with pytest.raises(ValueError, match="opendb"):
         league.EXPERIMENT.run(league.Config(only=("opendb",)), tmp_path)
     capsys.readouterr()
@@ -71,9 +68,8 @@ def test_judges_see_what_is_wrong(league):
             verdict = row.judge(
                 {"raw": np.full(types, 1 / types).tolist()}, check, n=n, k=types, epsilon=1.0
             )
-            assert (
-                verdict["seen"] == pytest.approx(epsilon) and verdict["error"] == verdict["mended"]
-            )
+            assert verdict["seen"] == pytest.approx(epsilon)
+            assert verdict["error"] == verdict["mended"]
             assert (verdict["seen"] <= row.promised + row.slack) == (epsilon == 1.0)
     row = rows["Gaussian calibration"]
     for scale, holds in ((1.0, True), (1 - 1e-6, False)):
@@ -87,19 +83,20 @@ def test_judges_see_what_is_wrong(league):
     # (1 + 2 + 3 + 4)/4
     assert row.judge(np.eye(4).tolist(), None, n=4)["error"] == pytest.approx(math.sqrt(2.5))
     twice = rows["four epochs"].judge(np.eye(4).tolist(), None, n=4, epochs=2)
-    assert twice["error"] == pytest.approx(math.sqrt(5))  # two columns of one person, orthogonal
+    # two columns of one person, orthogonal
+    assert twice["error"] == pytest.approx(math.sqrt(5))
     row = rows["768 shuffled bits"]
     for deviation, holds in ((61.91, True), (61.0, False)):
         verdict = row.judge(deviation, None, **row.settings)
-        assert (verdict["seen"] <= row.promised + row.slack) == holds and verdict[
-            "error"
-        ] == deviation
+        assert (verdict["seen"] <= row.promised + row.slack) == holds
+        assert verdict["error"] == deviation
     row, settings = (
         rows["one clipped step"],
         {"n": 5, "d": 3, "hidden": 4, "classes": 2, "bound": 0.5},
     )
     verdict = row.judge([0.0] * 26, [0.4, 0.501], **settings)
-    assert verdict["error"] == 1 and verdict["seen"] > row.promised + row.slack
+    assert verdict["error"] == 1
+    assert verdict["seen"] > row.promised + row.slack
     row, settings = rows["consistent marginals"], {"n": 1000, "size": 3, "sigma": 20.0}
     with loaded("league/sides/side.py") as side:
         true, noisy = side.marginals(**settings)

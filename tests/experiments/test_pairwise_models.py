@@ -28,10 +28,12 @@ def test_linear_queries_are_unbiased_and_within_the_bound(kind):
         )
         truth = STATISTIC.kernel(STATISTIC.form) @ (COUNTS.double() / 1000)
         z = (found.mean(0) - truth) / found.std(0) * trials**0.5
-        assert found.shape == (trials, 3) and float(z.abs().max()) < 4.5
+        assert found.shape == (trials, 3)
+        assert float(z.abs().max()) < 4.5
         bound = reduction.linear_queries_bound(protocol, COUNTS)
         mse = (found - truth).square().mean(0)
-        assert bool((mse < bound).all()) and bool((mse > bound / 30).all())
+        assert bool((mse < bound).all())
+        assert bool((mse > bound / 30).all())
 
 
 def test_guarantee_linear_queries_read_the_users_messages_once(monkeypatch):
@@ -59,4 +61,5 @@ def test_the_hierarchical_auc_is_unbiased(epsilon):
     counts = torch.cat([NEGATIVES, POSITIVES])
     with loaded("pairwise/tables.py") as tables:
         error = tables.hierarchical(8, counts, epsilon, 20_000, generator())
-    assert error.shape == (20_000,) and abs(Moments.of(error).z_score(0.0)) < 5
+    assert error.shape == (20_000,)
+    assert abs(Moments.of(error).z_score(0.0)) < 5

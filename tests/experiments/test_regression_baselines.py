@@ -44,9 +44,8 @@ def test_guarantee_mod_sulq_exact_epsilon_of_its_sigma(d):
     )
     assert gaussian_log_delta(0.99 * mechanism.sigma, EPSILON, distance) > math.log(DELTA) + 0.01
     guarantee = mechanism.guarantee
-    assert (
-        guarantee.epsilon == pytest.approx(EPSILON, rel=1e-6) and guarantee.model is Model.CENTRAL
-    )
+    assert guarantee.epsilon == pytest.approx(EPSILON, rel=1e-6)
+    assert guarantee.model is Model.CENTRAL
     assert ModSulq(d, B, mechanism.sigma / 2, DELTA).guarantee.epsilon > 1.5 * EPSILON
 
 
@@ -66,10 +65,10 @@ def test_guarantee_sufficient_statistics_epsilon_delta():
         )
         assert gaussian_log_delta(0.99 * sigma, EPSILON / 2, distance) > math.log(DELTA / 2) + 0.01
     guarantee = ssp.guarantee
-    assert guarantee.epsilon == pytest.approx(
-        EPSILON, rel=1e-6
-    ) and guarantee.delta == pytest.approx(DELTA)
-    assert not guarantee.exact and guarantee.model is Model.CENTRAL
+    assert guarantee.epsilon == pytest.approx(EPSILON, rel=1e-6)
+    assert guarantee.delta == pytest.approx(DELTA)
+    assert not guarantee.exact
+    assert guarantee.model is Model.CENTRAL
 
 
 def test_guarantee_adassp_epsilon_delta():
@@ -101,4 +100,5 @@ def test_guarantee_adassp_epsilon_delta():
     assert 0.5 * limit < found <= limit
     assert gaussian_log_delta(1.0, EPSILON, limit) == pytest.approx(math.log(DELTA), abs=1e-6)
     assert gaussian_log_delta(0.99, EPSILON, limit) > math.log(DELTA) + 0.01
-    assert ada.guarantee.epsilon == pytest.approx(EPSILON, rel=1e-6) and not ada.guarantee.exact
+    assert ada.guarantee.epsilon == pytest.approx(EPSILON, rel=1e-6)
+    assert not ada.guarantee.exact

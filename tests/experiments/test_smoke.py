@@ -5,14 +5,16 @@ judged beside it.
 import pytest
 from scripts import FOLDER, loaded
 
+# over five CPU-seconds
 SLOW = """bench/journal collection/level density/attack density/bitsums density/chosen density/classification
     density/decode density/error density/messages density/noise factorization/relaxation
     factorization/trained league/run mean/errors mean/shapes queries/more_statistics pairwise/random_kernels
     pairwise/separation queries/fitted secure/servers shuffle/amplification stories/pictures training/accepted
     training/accounting training/choose training/clipping training/optimizers
-    training/recalled""".split()  # over five CPU-seconds
+    training/recalled""".split()
 ELSEWHERE = "bench/mutations bench/run theorems".split()
-CLAIMS = {}  # by script: what holds of the tables of its smoke run
+# by script: what holds of the tables of its smoke run
+CLAIMS = {}
 
 
 def claim(name):
@@ -103,7 +105,8 @@ def _(tables):
         if row["noise"].startswith("Corollary") and not row["kept"]
     ]
     # of the corollary at d = s = 1
-    assert len(broken) == 2 and all(row["d"] == 1 for row in broken)
+    assert len(broken) == 2
+    assert all(row["d"] == 1 for row in broken)
     for row in tables["drawn"]:
         assert abs(row["z"]) < 4.5 if row["times"] == 1 else row["z"] > 8 or row["times"] != 0.9
 
@@ -123,7 +126,8 @@ def _(tables):
 @pytest.mark.parametrize("name", list(scripts()))
 def test_a_script_finds_what_it_promises(smoke, name):
     tables = smoke(f"{name}.py").tables
-    assert tables and all(tables.values())
+    assert tables
+    assert all(tables.values())
     CLAIMS.get(name, lambda tables: None)(tables)
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from laws import normal, overlap
 from scipy.stats import chi2
+from torch.testing import assert_close
 
 from torchdp import workloads
 from torchdp.factorization import (
@@ -102,7 +103,8 @@ def test_factors_that_miss_more_than_alpha_are_charged():
     charged = certify_approximate(W, alpha, loose.left, loose.right, *proof)
     # what an evaluator without the residual would report
     assert naive < good.certificate.lower * 0.9
-    assert charged.upper > good.certificate.lower and abs(float(charged.residual) - 0.3) < 1e-9
+    assert charged.upper > good.certificate.lower
+    assert abs(float(charged.residual) - 0.3) < 1e-9
 
 
 def test_weights_of_zero_prove_nothing_about_their_rows():
@@ -129,12 +131,8 @@ def test_one_level_with_signs_is_offered_before_anything_is_iterated():
     alpha = torch.tensor([0.5, 0.6, 0.75, 0.9, 1.0, 1.5], dtype=torch.float64)
     found = approximate(workloads.all_ranges(32), alpha)
     assert found.iterations == 0
-    torch.testing.assert_close(
-        found.certificate.upper, (1 - alpha).clamp_min(0), rtol=1e-12, atol=1e-12
-    )
-    torch.testing.assert_close(
-        found.certificate.lower, (1 - alpha).clamp_min(0), rtol=1e-12, atol=1e-12
-    )
+    assert_close(found.certificate.upper, (1 - alpha).clamp_min(0), rtol=1e-12, atol=1e-12)
+    assert_close(found.certificate.lower, (1 - alpha).clamp_min(0), rtol=1e-12, atol=1e-12)
     signs = normal(9).sign()[:, None] * normal(7, seed=1).sign()
     W = signs * (
         0.4
@@ -144,7 +142,7 @@ def test_one_level_with_signs_is_offered_before_anything_is_iterated():
         size = Y.abs().max()
         found = approximate(Y, 0.51 * size)
         assert found.iterations == 0
-        torch.testing.assert_close(found.certificate.upper, 0.49 * size, rtol=1e-12, atol=0)
+        assert_close(found.certificate.upper, 0.49 * size, rtol=1e-12, atol=0)
 
 
 def test_guarantee_approximate_curve_is_convex_and_keeps_within_alpha():
@@ -153,16 +151,19 @@ def test_guarantee_approximate_curve_is_convex_and_keeps_within_alpha():
     found = approximate(W, alpha)
     lower = found.certificate.lower
     upper = found.certificate.upper
-    assert (lower <= upper * (1 + 1e-12)).all() and (found.certificate.gap <= 1e-3).all()
+    assert (lower <= upper * (1 + 1e-12)).all()
+    assert (found.certificate.gap <= 1e-3).all()
     assert (found.certificate.residual <= alpha + 1e-14).all()
     assert (lower[1:] <= upper[:-1] * (1 + 1e-12)).all()  # falls
     assert (lower[1:-1] <= (upper[2:] + upper[:-2]) / 2 + 1e-15).all()  # convex
     exact = factorize(W, tol=1e-4).certificate
-    assert lower[0] <= exact.upper and exact.lower <= upper[0]
-    assert upper[-2:].eq(0).all() and found.left[-1].eq(0).all()
+    assert lower[0] <= exact.upper
+    assert exact.lower <= upper[0]
+    assert upper[-2:].eq(0).all()
+    assert found.left[-1].eq(0).all()
     proof = found.witness, found.row_weights, found.column_weights
     again = certify_approximate(W.expand(13, -1, -1), alpha, found.left, found.right, *proof)
-    torch.testing.assert_close((again.upper, again.lower), (upper, lower), rtol=1e-12, atol=1e-12)
+    assert_close((again.upper, again.lower), (upper, lower), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +179,7 @@ def test_guarantee_approximate_curve_is_convex_and_keeps_within_alpha():
 def test_small_and_zero_matrices(W):
     size = float(W.abs().max())
     found = approximate(W, 1.0)
-    torch.testing.assert_close(float(found.certificate.upper), max(0.0, size - 1.0))
+    assert_close(float(found.certificate.upper), max(0.0, size - 1.0))
     assert float(zeta(W, 1, 0.5).certificate.upper) == pytest.approx(0.5 * size)
     assert float(least_error(W, 1.0).certificate.upper) == pytest.approx(size**2 / 2, rel=3e-3)
 
@@ -186,32 +187,29 @@ def test_small_and_zero_matrices(W):
 def test_guarantee_zeta_is_least_over_alpha():
     W = workloads.prefix(12).dense()
     price = 1.7
-    both = zeta(torch.stack([W, 3 * W]), 1, price)  # 3 W at the same price: zeta is not of degree 1
+    # 3 W at the same price: zeta is not of degree 1
+    both = zeta(torch.stack([W, 3 * W]), 1, price)
     for scale, lower, upper in zip(
         (1, 3), both.certificate.lower, both.certificate.upper, strict=True
     ):
         alpha = torch.linspace(0, scale, 21, dtype=torch.float64)
         values = approximate(scale * W, alpha).certificate.upper + price * alpha
-        assert (
-            lower <= values.min()
-            and upper <= values.min() * (1 + 2e-3)
-            and upper <= lower * (1 + 1e-3)
-        )
+        assert lower <= values.min()
+        assert upper <= values.min() * (1 + 2e-3)
+        assert upper <= lower * (1 + 1e-3)
 
 
 def test_guarantee_zeta_is_the_norm_itself_where_errors_are_dear():
     W = workloads.prefix(10)
     dear = zeta(W, 10**6, 1.0)
-    assert (
-        dear.certificate.lower <= gamma2(W.dense()) * (1 + 1e-3)
-        and dear.certificate.residual < 1e-12
-    )
+    assert dear.certificate.lower <= gamma2(W.dense()) * (1 + 1e-3)
+    assert dear.certificate.residual < 1e-12
     column = torch.tensor([[1.86441095], [0.05749285]], dtype=torch.float64)
-    assert zeta(column, 10**6, 1.0, tol=2e-4).certificate.closed(
-        1e-3
-    )  # rounding of alpha, at this price, is granted
-    cheap = zeta(W, 4, 0.1)  # price 0.2: answering 0 is best
-    torch.testing.assert_close(float(cheap.certificate.upper), 0.2, rtol=1e-3, atol=0)
+    # rounding of alpha, at this price, is granted
+    assert zeta(column, 10**6, 1.0, tol=2e-4).certificate.closed(1e-3)
+    # price 0.2: answering 0 is best
+    cheap = zeta(W, 4, 0.1)
+    assert_close(float(cheap.certificate.upper), 0.2, rtol=1e-3, atol=0)
 
 
 @lru_cache
@@ -227,16 +225,16 @@ def test_guarantee_least_error_is_least_over_alpha(variance):
     values = variance * curve.norm**2 + curve.certificate.residual**2
     lower = found.certificate.lower
     upper = found.certificate.upper
-    assert lower <= values.min() and upper <= min(values.min(), lower) * (1 + 3e-3)
-    torch.testing.assert_close(
-        variance * found.norm**2 + found.certificate.residual**2, upper, rtol=1e-9, atol=0
-    )
+    assert lower <= values.min()
+    assert upper <= min(values.min(), lower) * (1 + 3e-3)
+    assert_close(variance * found.norm**2 + found.certificate.residual**2, upper, rtol=1e-9, atol=0)
 
 
 def test_a_gap_that_is_not_reached_is_reported():
     with pytest.warns(RuntimeWarning, match="certified gap"):
         found = approximate(workloads.all_ranges(8), 0.3, tol=1e-6, max_iterations=10)
-    assert found.certificate.lower <= found.certificate.upper and found.certificate.gap > 1e-6
+    assert found.certificate.lower <= found.certificate.upper
+    assert found.certificate.gap > 1e-6
 
 
 def projected(factorization, rank, name=b"project"):
@@ -257,17 +255,20 @@ def test_guarantee_distortion_and_norm_are_those_of_the_factors(reduce):
         ]
     )
     found = reduce(factorize(W), 3)
-    assert found.left.shape == (4, 9, 3) and found.right.shape == (4, 3, 7)
+    assert found.left.shape == (4, 9, 3)
+    assert found.right.shape == (4, 3, 7)
     missed = (W - found.left @ found.right).abs().amax((-2, -1))
     scale = W.abs().amax((-2, -1))
     residual = found.certificate.residual
-    assert (missed <= residual).all() and (residual <= missed + 1e-12 * scale).all()
+    assert (missed <= residual).all()
+    assert (residual <= missed + 1e-12 * scale).all()
     rows = found.left.norm(dim=-1).amax(-1)
     columns = found.right.norm(dim=-2).amax(-1)
-    torch.testing.assert_close(found.norm, rows * columns, rtol=1e-12, atol=0)
-    torch.testing.assert_close(rows, columns, rtol=1e-12, atol=0)  # balanced
-    assert residual[1] == 0 and found.norm[1] == 0
-    torch.testing.assert_close(found.norm, found.certificate.upper, rtol=1e-12, atol=0)
+    assert_close(found.norm, rows * columns, rtol=1e-12, atol=0)
+    assert_close(rows, columns, rtol=1e-12, atol=0)  # balanced
+    assert residual[1] == 0
+    assert found.norm[1] == 0
+    assert_close(found.norm, found.certificate.upper, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
@@ -294,7 +295,7 @@ def test_from_the_factorizations_own_rank_on_nothing_changes(reduce):
     for rank in (3, 6, 50):
         found = reduce(factorization, max(rank, factorization.left.shape[-1]))
         product = factorization.left @ factorization.right
-        torch.testing.assert_close(found.left @ found.right, product, rtol=1e-12, atol=1e-14)
+        assert_close(found.left @ found.right, product, rtol=1e-12, atol=1e-14)
         assert found.certificate.residual < 1e-12
 
 
@@ -423,4 +424,5 @@ def test_the_papers_last_inequality_is_loose_by_two():
         assert entry <= beta
     one = torch.ones(1, 1, dtype=torch.float64)
     beta, entry = beta_and_entry(one, one, 1.1 * one)
-    assert abs(entry - beta) < 1e-12 and beta > 0.2
+    assert abs(entry - beta) < 1e-12
+    assert beta > 0.2

@@ -131,7 +131,8 @@ def truth(index, p, shift, alpha=0.0):
     root = vectors * np.sqrt(values.clip(0))
     target = W / size
     offset = v.value if shift else None
-    if alpha:  # the program's own matrix, moved within alpha
+    # the program's own matrix, moved within alpha
+    if alpha:
         X = root[:m] @ root[m:].T
         target = W / size + np.clip(X - W / size, -alpha, alpha)
     above = size * upper(target, root[:m], root[m:].T, p, offset)
@@ -146,8 +147,10 @@ def judge(index, p, shift):
     found = factorize(torch.from_numpy(W), p, shift, tol=1e-6)
     below, above = truth(index, p, shift)
     claimed = found.certificate
-    assert claimed.lower <= above * ROOM and below <= claimed.upper * ROOM
-    assert claimed.upper <= above * (1 + 2e-6) and claimed.lower >= below * (1 - 2e-6)
+    assert claimed.lower <= above * ROOM
+    assert below <= claimed.upper * ROOM
+    assert claimed.upper <= above * (1 + 2e-6)
+    assert claimed.lower >= below * (1 - 2e-6)
     v = None if found.shift is None else found.shift.numpy()
     slack = 1e-13 * np.abs(W).max()
     again = upper(W, found.left.numpy(), found.right.numpy(), p, v)
@@ -177,7 +180,8 @@ def test_guarantee_certificates_of_bad_factors_and_weights_are_true_as_well():
             right = generator.normal(size=(2, n))
             tensors = [torch.from_numpy(x) for x in (W, left, right, c, P)]
             found = certify(*tensors, p=p, shift=None if v is None else torch.from_numpy(v))
-            assert found.lower <= above * ROOM and below <= found.upper * ROOM
+            assert found.lower <= above * ROOM
+            assert below <= found.upper * ROOM
             assert float(found.upper) == pytest.approx(
                 float(upper(W, left, right, p, v)), rel=1e-12
             )
@@ -200,7 +204,8 @@ def test_guarantee_approximate_and_dual_bounds_hold():
         c = c / c.sum()
         needed = singular_values(unit[:, used] / np.sqrt(c)[:, None] / np.sqrt(P[used] / P.sum()))
         assert float(dual.upper) == pytest.approx(float(needed.max()), rel=1e-11)
-        for other, X in enumerate(INSTANCES):  # <X, U> <= gamma_2(X) gamma_2*(U)
+        # <X, U> <= gamma_2(X) gamma_2*(U)
+        for other, X in enumerate(INSTANCES):
             if X.shape == W.shape:
                 assert (X * W).sum() <= truth(other, math.inf, False)[1] * float(dual.upper) * ROOM
         moved = np.asarray(dual.left @ dual.right.mT, dtype=LONG)
@@ -250,7 +255,8 @@ def epochs_judge(index, period, p):
         math.sqrt(cp.Problem(cp.Minimize(value), bounded).solve(solver=cp.CLARABEL))
         * np.abs(W).max()
     )
-    assert claimed.lower <= exact * (1 + 1e-6) and exact <= claimed.upper * (1 + 1e-6)
+    assert claimed.lower <= exact * (1 + 1e-6)
+    assert exact <= claimed.upper * (1 + 1e-6)
     return reached / promised
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from rules import permitted
+from torch.testing import assert_close
 
 from torchdp.factorization import (
     BufferedStrategy,
@@ -44,7 +45,8 @@ PASSES = replace(search.PASSES, most=50)
     ],
 )
 def test_norms_are_those_of_the_dense_strategy(monkeypatch, n, buffers, p, decay, momentum, rates):
-    monkeypatch.setattr(search, "ONCE", ONCE)  # the norms of any strategy, good or bad
+    # the norms of any strategy, good or bad
+    monkeypatch.setattr(search, "ONCE", ONCE)
     sums = RunningSums(n, decay, momentum, rates)
     found = factorize_buffered(sums, buffers, p)
     C = found.strategy.dense()
@@ -160,11 +162,13 @@ def test_guarantee_a_strategy_for_users_who_keep_apart(
     c = found.certificate
     assert sensitivity(C, Separated(gap, times)).value <= 1 + 1e-9
     rows = torch.linalg.solve_triangular(C, W.dense(), upper=False, left=False).norm(dim=1)
-    torch.testing.assert_close(found.row_norms, rows, rtol=1e-8, atol=0)
+    assert_close(found.row_norms, rows, rtol=1e-8, atol=0)
     assert math.isclose(float(c.upper), float(torch.linalg.vector_norm(rows, ord=p)), rel_tol=1e-8)
     best = factorize_separated(W.dense(), gap, times, p, max_iterations=30).certificate
-    assert c.lower <= best.upper * (1 + 1e-9) and best.lower <= c.upper < 1.35 * best.upper
-    once = factorize_buffered(W, 2, p)  # the control: made for one step
+    assert c.lower <= best.upper * (1 + 1e-9)
+    assert best.lower <= c.upper < 1.35 * best.upper
+    # the control: made for one step
+    once = factorize_buffered(W, 2, p)
     far = sensitivity(once.strategy, Separated(gap, times)).value
     assert c.upper < 0.98 * far * once.certificate.upper
 
@@ -197,7 +201,8 @@ def wide(C):
     """C itself in the widest floats, by forward substitution."""
     n = C.steps
     poles, zeros, D1, D2 = (x.numpy().astype(np.longdouble) for x in C.buffered.tensors)
-    T = np.zeros(n, np.longdouble)  # its first column
+    # its first column
+    T = np.zeros(n, np.longdouble)
     T[0] = 1
     for a, pole in enumerate(poles):
         w = np.prod(pole - zeros) / np.prod(np.delete(pole - poles, a))

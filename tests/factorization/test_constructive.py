@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from laws import generator, normal
+from torch.testing import assert_close
 
 from torchdp import workloads
 from torchdp.factorization import (
@@ -34,9 +35,7 @@ def honaker(k, p=math.inf):
 
 def exact_and_above(found, W, p=math.inf):
     """left right = W, and the optimum lies between the certified bounds."""
-    torch.testing.assert_close(
-        found.left @ found.right, W, rtol=0, atol=1e-12 * float(W.abs().max())
-    )
+    assert_close(found.left @ found.right, W, rtol=0, atol=1e-12 * float(W.abs().max()))
     optimum = factorize(W, p, tol=1e-4).certificate
     assert found.certificate.lower <= optimum.upper * (1 + 1e-9)
     assert optimum.lower <= found.certificate.upper * (1 + 1e-9)
@@ -82,9 +81,8 @@ def test_best_decoder_has_the_shortest_rows():
     tree = binary_tree(16)
     best = best_decoder(workloads.prefix(16).dense(), tree.right)
     norms = best.left.norm(dim=1) * best.sensitivity, tree.left.norm(dim=1) * tree.sensitivity
-    assert bool((norms[0] <= norms[1] * (1 + 1e-12)).all()) and bool(
-        (norms[0] < 0.99 * norms[1]).any()
-    )
+    assert bool((norms[0] <= norms[1] * (1 + 1e-12)).all())
+    assert bool((norms[0] < 0.99 * norms[1]).any())
 
 
 def lipschitz(n, seed=0):
@@ -143,9 +141,7 @@ def test_boxes(p):
     value = gamma_box(low, high, p)
     assert inside(value, factorize(corners, p, True, tol=1e-7).certificate, 1e-7)
     sides = torch.full((3, 4), 2.0, dtype=torch.float64)
-    torch.testing.assert_close(
-        gamma_box(-sides / 2, sides / 2, p), 4 ** (1 / 2 + 1 / p) * torch.ones(3).double()
-    )
+    assert_close(gamma_box(-sides / 2, sides / 2, p), 4 ** (1 / 2 + 1 / p) * torch.ones(3).double())
     assert gamma_box(low, low, p) == 0
 
 
@@ -157,7 +153,8 @@ def test_ellipsoids_between_polygons(p):
     polygon = A @ torch.stack([angle.cos(), angle.sin()]) + normal(2, 1, seed=1)
     found = factorize(polygon, p, True, tol=1e-6).certificate
     value = gamma_ellipsoid(A, p)
-    assert found.lower <= value * (1 + 1e-9) and value * math.cos(math.pi / N) <= found.upper
+    assert found.lower <= value * (1 + 1e-9)
+    assert value * math.cos(math.pi / N) <= found.upper
     assert not found.lower <= 0.99 * value
 
 
@@ -194,9 +191,9 @@ def test_its_noise_is_that_of_a_factorization(shift):
     W = workloads.marginal_tables(5, 2).dense()
     W = W - 0.25 if shift else W
     R = torch.linalg.pinv(L) @ W
-    torch.testing.assert_close(L @ R, W)
-    torch.testing.assert_close(R.norm(dim=0), torch.ones(32).double())
-    torch.testing.assert_close(L.square().sum(1), torch.full((40,), made.variance(1.0)).double())
+    assert_close(L @ R, W)
+    assert_close(R.norm(dim=0), torch.ones(32).double())
+    assert_close(L.square().sum(1), torch.full((40,), made.variance(1.0)).double())
 
 
 def test_three_way_marginals_of_a_thousand_bits():
@@ -204,7 +201,8 @@ def test_three_way_marginals_of_a_thousand_bits():
     correlations promised.
     """
     made = MarginalFactorization(1000, 3)
-    assert made.cells == 1_329_336_000 and made.certificate().gap <= 1e-11
+    assert made.cells == 1_329_336_000
+    assert made.certificate().gap <= 1e-11
     # of 40 bits: sets share subsets
     random = torch.rand(20_000, 40, generator=generator()).argsort(1)[:, :3]
     sets = random.sort(1).values
@@ -216,8 +214,8 @@ def test_three_way_marginals_of_a_thousand_bits():
     assert noise.shape == (20_000, 8)
     assert float(apart.square().mean() / made.variance(2.0)) == pytest.approx(1, abs=0.1)
     same = (sets == sets[0]).all(1)
-    torch.testing.assert_close(noise[same], noise[:1].expand(int(same.sum()), 8))
+    assert_close(noise[same], noise[:1].expand(int(same.sum()), 8))
     # bit 0 alone: tables that share it agree on its count
     total = noise.view(-1, 2, 2, 2).sum((1, 2))
     first = total[sets[:, 0] == sets[0, 0]]
-    torch.testing.assert_close(first, first[:1].expand_as(first))
+    assert_close(first, first[:1].expand_as(first))

@@ -5,13 +5,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from torchdp import workloads
 from torchdp.factorization import factorize, reference
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
-PREFIX = {  # n: (gamma_2, gamma_F / sqrt n)
+# n: (gamma_2, gamma_F / sqrt n)
+PREFIX = {
     2: (1.154700538, 1.144122806),
     3: (1.253197265, 1.239336065),
     4: (1.326122667, 1.310929450),
@@ -124,19 +126,20 @@ def test_our_bounds_meet_those_certified_elsewhere(name, n, p, low, high):
     certificate = factorize(W, p, tol=1e-6).certificate
     scale = 1 if p == math.inf else math.sqrt(rows)
     assert certificate.gap <= 1e-6
-    assert certificate.lower / scale <= high * (1 + 1e-7) and certificate.upper / scale >= low * (
-        1 - 1e-7
-    )
+    assert certificate.lower / scale <= high * (1 + 1e-7)
+    assert certificate.upper / scale >= low * (1 - 1e-7)
 
 
 def test_guarantee_reference_does_not_take_the_solvers_word():
     """Scale and dtype are handled; the residual left by the solver is charged."""
     W = workloads.prefix(6).dense().float()
     result = reference(W)
-    assert result.left.dtype == torch.float32 and result.certificate.upper.dtype == torch.float64
-    assert result.certificate.residual > 0 and result.iterations > 0
+    assert result.left.dtype == torch.float32
+    assert result.certificate.upper.dtype == torch.float64
+    assert result.certificate.residual > 0
+    assert result.iterations > 0
     tiny = reference(W.double() * 1e-100).certificate
-    torch.testing.assert_close(tiny.upper * 1e100, result.certificate.upper, rtol=1e-6, atol=0)
+    assert_close(tiny.upper * 1e100, result.certificate.upper, rtol=1e-6, atol=0)
 
 
 def test_solver_failure_is_an_error(monkeypatch):

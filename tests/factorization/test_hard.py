@@ -13,6 +13,7 @@ import torch
 from scipy.optimize import linprog
 from scipy.sparse import csr_matrix, diags, hstack, identity, vstack
 from scipy.stats import binom
+from torch.testing import assert_close
 
 from torchdp import workloads
 from torchdp.factorization import (
@@ -34,7 +35,8 @@ from torchdp.queries import ConceptClass, PrivateLearner
 from torchdp.randomizers import PrivUnit
 
 EPSILONS = (0.1, math.log(2), 1.0, 2.0, 5.0)
-COIN = torch.tensor([[1.0, -1.0]])  # one query, the mean of a bit: randomized response is optimal
+# one query, the mean of a bit: randomized response is optimal
+COIN = torch.tensor([[1.0, -1.0]])
 
 
 normal = partial(laws.normal, name=b"hard")
@@ -116,13 +118,14 @@ def test_guarantee_directions_keep_distributions_and_move_the_query_at_rate_1(na
     ends = [laws + sign * half[:, None] * instance.directions for sign in (-1, 1)]
     for law in (laws, *ends):
         assert (law >= -1e-12).all()
-        torch.testing.assert_close(law.sum(-1), torch.ones_like(half))
+        assert_close(law.sum(-1), torch.ones_like(half))
     moved = ((ends[1] - ends[0]) * W).sum(-1)
-    torch.testing.assert_close(moved[used], 2 * half[used], rtol=1e-9, atol=0)
-    assert used.any() and ((ends[1] - ends[0])[~used] == 0).all()
+    assert_close(moved[used], 2 * half[used], rtol=1e-9, atol=0)
+    assert used.any()
+    assert ((ends[1] - ends[0])[~used] == 0).all()
     assert abs(float(instance.query_weights.sum()) - 1) < 1e-14
     assert float(instance.directions.sum(-1).abs().max()) < 1e-12
-    torch.testing.assert_close((W * instance.directions).sum(-1), used.double())
+    assert_close((W * instance.directions).sum(-1), used.double())
 
 
 def bayes_risk(n: int, epsilon: float, half: float) -> tuple[float, float]:
@@ -189,7 +192,8 @@ def test_guarantee_samples_absolute_are_below_randomized_response(epsilon):
         for mean in np.linspace(0, 1, 21)
     )
     assert 0.8 * n < coin.samples_absolute(worst, epsilon) <= n
-    assert coin.samples(worst, epsilon) > 1.3 * n  # negative control
+    # negative control
+    assert coin.samples(worst, epsilon) > 1.3 * n
 
 
 @cache
@@ -243,7 +247,7 @@ def test_a_workload_with_its_negative_has_the_norm_without_shift():
     assert math.isclose(
         symmetric.information(1.0), hard_instance(both).information(1.0), rel_tol=1e-2
     )
-    torch.testing.assert_close(symmetric.directions[:, :16], -symmetric.directions[:, 16:])
+    assert_close(symmetric.directions[:, :16], -symmetric.directions[:, 16:])
     assert symmetric.samples(0.01, 1.0) > hard_instance(W).samples(0.01, 1.0)
     # a witness of gamma_2(W; 0.1) proves less for small errors
     coarse = approximate(W, 0.1).witness
@@ -269,7 +273,8 @@ def test_guarantee_samples_to_test_bound_every_pair_of_messages(name, epsilon):
     for shift, n in itertools.product((0.1, 0.4), (1, 12)):
         laws, half = instance.distributions(1.2 * shift)
         moved = laws + shift * instance.directions
-        assert (half > shift).all() and (moved >= 0).all()
+        assert (half > shift).all()
+        assert (moved >= 0).all()
         for ones in itertools.product((0.0, 1.0), repeat=types):
             A = (1 + math.expm1(epsilon) * torch.tensor(ones, dtype=torch.float64)) / (
                 1 + math.exp(epsilon)
@@ -280,7 +285,8 @@ def test_guarantee_samples_to_test_bound_every_pair_of_messages(name, epsilon):
             ]
             failure = np.minimum(*counts).sum(1).max() / 2
             tight.append(instance.samples_to_test(shift, epsilon, failure) / n)
-    assert (0.4 if name == "coin" else 0.1) < max(tight) <= 1  # a bound ten times as large is wrong
+    # a bound ten times as large is wrong
+    assert (0.4 if name == "coin" else 0.1) < max(tight) <= 1
 
 
 def test_guarantee_learner_samples_are_below_a_learners():
@@ -318,7 +324,8 @@ def test_guarantee_that_many_users_are_enough():
     variance = PrivUnit(8, epsilon).moments.variance
     n = sample_upper_bound(float(found.certificate.upper), variance, alpha, spread=1.0)
     noise = found.left.square().sum(-1) * variance * found.sensitivity**2
-    sampling = (W.amax(1) - W.amin(1)).square() / 4  # two types, half of the users each
+    # two types, half of the users each
+    sampling = (W.amax(1) - W.amin(1)).square() / 4
     worst = float(((noise + sampling).amax() / n).sqrt())
     assert 0.99 * alpha < worst <= alpha
 
@@ -365,7 +372,8 @@ def test_guarantee_no_lattice_noise_has_a_smaller_variance(epsilon, delta):
     for cells in (1, 2):
         least = best_lattice_noise(epsilon, delta, cells)
         assert bound <= least * (1 + 1e-6)
-        assert delta > 1e-3 or 1.01 * bound > least  # within 1 % of the truth where delta is small
+        # within 1 % of the truth where delta is small
+        assert delta > 1e-3 or 1.01 * bound > least
 
 
 @pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 3.0])
@@ -376,7 +384,8 @@ def test_guarantee_discrete_laplace_noise_attains_the_bound(epsilon):
     bound = least_noise_variance(epsilon)
     assert math.isclose(bound, variance, rel_tol=1e-9)
     assert math.isclose(bound, 1 / (2 * math.sinh(epsilon / 2) ** 2), rel_tol=1e-9)
-    assert 0.9 * 2 / epsilon**2 < bound <= 2 / epsilon**2 or epsilon > 1  # the Laplace mechanism's
+    # the Laplace mechanism's
+    assert 0.9 * 2 / epsilon**2 < bound <= 2 / epsilon**2 or epsilon > 1
 
 
 def test_delta_lowers_the_bound_and_vanishes_continuously():
@@ -384,7 +393,8 @@ def test_delta_lowers_the_bound_and_vanishes_continuously():
         values = [
             least_noise_variance(epsilon, d) for d in (0, 1e-14, 1e-9, 1e-6, 1e-3, 0.1, 0.5, 0.999)
         ]
-        assert values == sorted(values, reverse=True) and values[-1] > 0
+        assert values == sorted(values, reverse=True)
+        assert values[-1] > 0
         assert math.isclose(values[0], values[1], rel_tol=1e-9)
     assert least_noise_variance(50.0, 1e-6) < 1e-20
 

@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 from laws import normal, overlap
+from torch.testing import assert_close
 
 from torchdp import workloads
 from torchdp.factorization import (
@@ -47,8 +48,10 @@ def test_all_ranges_64_in_400_iterations():
     steps.
     """
     certificate, iterations = certified(workloads.all_ranges(64).dense(), tol=1e-6)
-    assert iterations <= 400 and certificate.gap <= 1.01e-6
-    assert certificate.lower <= 2.4886332 and certificate.upper >= 2.4886307
+    assert iterations <= 400
+    assert certificate.gap <= 1.01e-6
+    assert certificate.lower <= 2.4886332
+    assert certificate.upper >= 2.4886307
 
 
 @pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
@@ -74,7 +77,7 @@ def test_a_norm_of_zero_is_reached_without_a_warning():
         warnings.simplefilter("error")
         found = factorize(W, shift=True)
     assert found.certificate.upper <= 1e-14
-    torch.testing.assert_close(found.shift, W[:, 0])
+    assert_close(found.shift, W[:, 0])
 
 
 @pytest.mark.parametrize("shift", [False, True])
@@ -106,7 +109,8 @@ def test_a_tall_matrix_at_p_2_is_solved_through_its_gram_matrix(kind, shift):
     square = factorize(torch.linalg.qr(W, mode="r").R, 2, shift, tol=1e-6).certificate
     assert (certificate.lower <= square.upper + rounding).all()
     assert (square.lower <= certificate.upper + rounding).all()
-    assert found.row_weights.shape == W.shape[:-1] and found.left.shape[-2] == 40
+    assert found.row_weights.shape == W.shape[:-1]
+    assert found.left.shape[-2] == 40
 
 
 def one_large_row():
@@ -120,7 +124,8 @@ def test_a_solution_that_is_certified_is_not_improved():
     """Completing the factors closes a gap that the iteration itself never sees closed."""
     found = factorize(one_large_row(), shift=True, tol=1e-6)
     assert found.certificate.gap <= 1e-6
-    assert found.iterations <= 100  # 10,000 by the iteration's own bounds
+    # 10,000 by the iteration's own bounds
+    assert found.iterations <= 100
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -130,7 +135,8 @@ def test_a_gap_that_only_the_iteration_believes_in_is_closed_in_fact(seed):
     asked for more.
     """
     found = factorize(normal(6, 6, seed=seed), tol=1e-10)
-    assert found.certificate.gap <= 1e-10 and found.iterations <= 100
+    assert found.certificate.gap <= 1e-10
+    assert found.iterations <= 100
 
 
 def test_a_solver_that_believes_too_much_is_not_believed(monkeypatch):
@@ -146,7 +152,8 @@ def test_a_solver_that_believes_too_much_is_not_believed(monkeypatch):
     monkeypatch.setattr(spectrum.Mirrored, "step", wrong)
     with pytest.warns(RuntimeWarning, match="certified gap of .*: raise tol") as record:
         found = factorize(W, tol=1e-5)
-    assert found.iterations < 100 and found.certificate.gap > 1e-5
+    assert found.iterations < 100
+    assert found.certificate.gap > 1e-5
     assert "max_iterations" not in str(record[0].message)
     assert found.certificate.lower <= honest.certificate.upper * (1 + 1e-12)
 

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from torchdp.factorization.solvers.pivoting import nearest_histogram
 from torchdp.randomness import keyed_generator
@@ -55,7 +56,8 @@ def test_it_is_the_best_of_all_supports(kind):
         far = z - points.mean(0)
         size = float(centred.square().sum(1).max()) + float(far.square().sum())
         h, _ = nearest_histogram(centred @ centred.T, far @ centred.T, 1e-13 * size)
-        assert bool((h >= 0).all()) and float(h.sum()) == pytest.approx(1, abs=1e-12)
+        assert bool((h >= 0).all())
+        assert float(h.sum()) == pytest.approx(1, abs=1e-12)
         assert float((h @ points - z).square().sum()) - by_all_supports(points, z) <= 1e-12 * size
 
 
@@ -72,5 +74,5 @@ def test_more_types_than_dimensions_and_smooth_kernels_end_near_the_hull(kind):
     limit = 1e-9 * float(points.square().sum(1).max())
     h, gap = nearest_histogram(points @ points.T, z @ points.T, limit)
     slope = (h @ points - z) @ points.T
-    torch.testing.assert_close((slope * h).sum(-1) - slope.amin(-1), gap, rtol=1e-3, atol=limit)
+    assert_close((slope * h).sum(-1) - slope.amin(-1), gap, rtol=1e-3, atol=limit)
     assert float(gap.max()) <= (1e-5 if kind == "smooth" else limit)

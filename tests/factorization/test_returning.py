@@ -10,6 +10,7 @@ import pytest
 import torch
 from programs import least_value
 from rules import permitted
+from torch.testing import assert_close
 
 from torchdp import workloads
 from torchdp.factorization import factorize_epochs, factorize_separated
@@ -56,10 +57,11 @@ def test_a_workload_of_any_rank(case, p):
     W, period = DEFICIENT[case]
     found = factorize_epochs(W, period, p)
     expected = program(W, period, p)
-    assert found.certificate.gap <= 1e-3 and found.certificate.residual < 1e-9
+    assert found.certificate.gap <= 1e-3
+    assert found.certificate.residual < 1e-9
     assert expected * (1 - 1e-5) <= found.certificate.upper <= expected * (1 + 1e-3)
     assert found.certificate.lower <= expected * (1 + 1e-5)
-    torch.testing.assert_close(found.left @ found.right, W)
+    assert_close(found.left @ found.right, W)
 
 
 def test_the_zero_workload_costs_nothing():
@@ -75,7 +77,8 @@ def test_the_zero_workload_costs_nothing():
 def test_the_gap_closes_and_columns_of_a_class_become_orthogonal(period, p):
     W = workloads.prefix(13).dense()
     found = factorize_epochs(W, period, p, tol=1e-6)
-    assert found.certificate.gap <= 1e-6 and found.certificate.residual < 1e-9
+    assert found.certificate.gap <= 1e-6
+    assert found.certificate.residual < 1e-9
     X = found.right.mT @ found.right
     for i in range(period):
         block = X[i::period, i::period]
@@ -91,7 +94,8 @@ def test_a_strategy_for_training_costs_what_the_certificate_says_and_one_user_at
     C = causal_strategy(W, found)
     change = sensitivity(C, Epochs(period))
     cost = change.value * torch.linalg.vector_norm(standard_errors(W, C), ord=p)
-    assert change.exact and math.isclose(float(cost), float(found.certificate.upper), rel_tol=1e-10)
+    assert change.exact
+    assert math.isclose(float(cost), float(found.certificate.upper), rel_tol=1e-10)
 
 
 def test_queries_that_no_best_answer_counts_leave_the_bounds_close():
@@ -139,7 +143,8 @@ def test_guarantee_bounds_are_true_for_any_factors_weights_and_directions():
         right = normal(9, 7, name=name + b"r")
         if seed % 2:
             left = W @ torch.linalg.pinv(right)
-        if seed % 5 == 0:  # a good pair, cut short: what is missing is charged
+        # a good pair, cut short: what is missing is charged
+        if seed % 5 == 0:
             left = good.left * (1 - 1e-3 * seed)
             right = good.right
         row_weights = normal(8, name=name).abs()
@@ -161,7 +166,8 @@ def test_the_value_scales_and_the_dtype_follows(scale):
     assert math.isclose(float(scaled.upper), scale * float(plain.upper), rel_tol=1e-5)
     assert math.isclose(float(scaled.lower), scale * float(plain.lower), rel_tol=1e-5)
     half = factorize_epochs(W.float(), 2)
-    assert half.left.dtype == half.right.dtype == torch.float32 and half.certificate.gap <= 1e-3
+    assert half.left.dtype == half.right.dtype == torch.float32
+    assert half.certificate.gap <= 1e-3
 
 
 def test_a_workload_is_taken_and_a_stop_before_the_tolerance_is_told():
@@ -209,15 +215,17 @@ def test_known_values_of_four_epochs(n, p, upper):
     gap = n // 4
     found = factorize_separated(W, gap, 4, p)
     unit = math.sqrt(n) if p == 2 else 1.0
-    assert found.certificate.upper / unit <= upper and found.certificate.gap < 0.04
-    torch.testing.assert_close(found.row_norms, standard_errors(W, found.strategy))
+    assert found.certificate.upper / unit <= upper
+    assert found.certificate.gap < 0.04
+    assert_close(found.row_norms, standard_errors(W, found.strategy))
     assert sensitivity(found.strategy, Separated(gap, 4)).value == pytest.approx(1.0, rel=1e-9)
 
 
 def test_where_fewer_steps_than_the_gap_permits_no_band_is_best():
     W = workloads.prefix(32).dense()
     found = factorize_separated(W, 4, 2, 2.0)
-    assert found.certificate.gap < 0.15 and found.strategy.dense().tril(-4).any()
+    assert found.certificate.gap < 0.15
+    assert found.strategy.dense().tril(-4).any()
     C = banded_strategy(W, 4, 2, 2.0, 1000)
     assert standard_errors(W, C).norm() > 1.03 * found.certificate.upper
 
@@ -227,7 +235,7 @@ def test_scale_device_and_dtype_do_not_matter():
     one = factorize_separated(W, 2, 3, 2.0)
     other = factorize_separated(W.float() * 1e-20, 2, 3, 2.0)
     assert other.certificate.upper == pytest.approx(float(one.certificate.upper) * 1e-20, rel=1e-6)
-    torch.testing.assert_close(other.strategy.dense(), one.strategy.dense(), rtol=1e-4, atol=1e-5)
+    assert_close(other.strategy.dense(), one.strategy.dense(), rtol=1e-4, atol=1e-5)
     assert other.strategy.coefficients.dtype == torch.float64
 
 
@@ -245,7 +253,8 @@ def test_guarantee_bounds_of_users_who_keep_apart_hold_for_any_factors(n, gap, t
         if seed % 2:
             left = (1 - 0.1 * seed) * W @ torch.linalg.inv(right)
         found = certify_separated(W, left, right, fixed, gap, times, p=p)
-        assert found.lower <= best * (1 + 1e-12) and found.upper >= best * (1 - 1e-2)
+        assert found.lower <= best * (1 + 1e-12)
+        assert found.upper >= best * (1 - 1e-2)
 
 
 @pytest.mark.parametrize("p", [2.0, math.inf])

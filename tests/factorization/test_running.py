@@ -20,7 +20,8 @@ from torchdp.factorization.certificates.running_certificate import (
 from torchdp.noise import SeededNoise
 from torchdp.workloads import RunningSums
 
-MOTIONS = [  # decay, whether learning rates fall
+# decay, whether learning rates fall
+MOTIONS = [
     (1.0, False),
     (0.7, False),
     (0.9, True),
@@ -52,7 +53,8 @@ def test_the_rule_stays_between_its_stated_errors():
     ).all()
     narrower = replace(rule, shares=rule.shares * (1 - 3e-4), white=rule.white * (1 - 3e-4))
     found = (narrower.shares / (value[:, None] + rule.levels)).sum(-1) + narrower.white
-    assert not (found >= (1 - rule.loss) * value.rsqrt()).all()  # the control: less by 3e-4 is seen
+    # the control: less by 3e-4 is seen
+    assert not (found >= (1 - rule.loss) * value.rsqrt()).all()
 
 
 @pytest.mark.parametrize("n", [1, 5, 40])
@@ -75,7 +77,8 @@ def test_any_weights_give_bounds(p, motion):
     P = weights(24, 6)
     certificate, _, _ = certify_running(W, c, P, p, quadrature(W, c, P, 1e-6))
     least = factorize(W.dense(), p, tol=1e-6).certificate
-    assert certificate.lower < least.lower and least.upper < certificate.upper
+    assert certificate.lower < least.lower
+    assert least.upper < certificate.upper
     order = 1 if p == math.inf else math.inf if p == 2 else p / (p - 2)
     trace = (
         torch.linalg.svdvals(weighted(W, c, P)).sum()
@@ -101,7 +104,8 @@ def sixty_digits(W, steps, leaks):
     decay = mpf(W.decay)
     rates = [one] * W.steps if W.rates is None else [mpf(x) for x in W.rates.tolist()]
     sizes = [P * rate**2 for P, rate in zip(steps, rates, strict=True)]
-    ahead = [mpf(0)]  # precision about x_t of what is seen from t + 1 on
+    # precision about x_t of what is seen from t + 1 on
+    ahead = [mpf(0)]
     for size, leak in zip(sizes[:0:-1], leaks[:0:-1], strict=True):
         seen = ahead[-1] + leak
         ahead.append(decay**2 * (seen - seen**2 * size / (one + size * seen)))

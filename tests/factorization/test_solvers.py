@@ -8,6 +8,7 @@ from functools import partial
 import laws
 import pytest
 import torch
+from torch.testing import assert_close
 
 from torchdp import workloads
 from torchdp.factorization import certify, factorize, polar
@@ -85,7 +86,8 @@ def test_where_cholesky_fails_precision_goes_up_and_then_the_decompositions_take
     monkeypatch.setattr(spectrum, "polar", wrong)
     path = Iterated()
     found, _ = certified(W, tol=1e-4, spectrum=path)
-    assert isinstance(path.decomposed, Decomposed) and found.gap <= 1.01e-4
+    assert isinstance(path.decomposed, Decomposed)
+    assert found.gap <= 1.01e-4
     assert tried == [torch.float32, torch.float64]
 
 
@@ -98,11 +100,12 @@ def test_a_cpu_takes_decompositions():
 @pytest.mark.gpu
 def test_a_gpu_takes_products_for_large_matrices_and_certifies_the_same_norm():
     W = workloads.prefix(1024, device="cuda").dense()
-    assert isinstance(spectrum.choose(W), Iterated) and isinstance(
-        spectrum.choose(W[:64, :64]), Decomposed
-    )
+    assert isinstance(spectrum.choose(W), Iterated)
+    assert isinstance(spectrum.choose(W[:64, :64]), Decomposed)
     found, _ = certified(W, tol=1e-4)
-    assert found.gap <= 1.01e-4 and found.lower <= 2.9614806 and found.upper >= 2.9614648
+    assert found.gap <= 1.01e-4
+    assert found.lower <= 2.9614806
+    assert found.upper >= 2.9614648
 
 
 def around(W):
@@ -184,7 +187,7 @@ def test_the_certificate_of_a_mirrored_matrix_takes_eigenvalues(name, monkeypatc
     ).sum()
     monkeypatch.delattr(torch.linalg, "svdvals")
     again = certify(W, found.left, found.right, found.row_weights, found.column_weights)
-    torch.testing.assert_close(again.lower, exact, rtol=1e-13, atol=0)
+    assert_close(again.lower, exact, rtol=1e-13, atol=0)
 
 
 @pytest.mark.parametrize("size", [37, 64])
@@ -193,7 +196,8 @@ def test_weights_from_a_coarser_matrix_save_iterations_and_no_more(kind, size, m
     W = workloads.prefix(size).dense()
     if kind == "decay":
         W = W * 0.99 ** (torch.arange(size)[:, None] - torch.arange(size)).abs().double()
-    if kind == "cut":  # smooth, and nothing of it is left in every second row and column
+    # smooth, and nothing of it is left in every second row and column
+    if kind == "cut":
         W = torch.eye(size, dtype=torch.float64).flip(0)
         W[1 - size % 2 :: 2, 1 - size % 2 :: 2] = 0
         W = W + 1e-9
@@ -203,9 +207,8 @@ def test_weights_from_a_coarser_matrix_save_iterations_and_no_more(kind, size, m
     for name, value in (("LARGE", 16), ("COARSEST", 8), ("SMOOTH", math.inf)):
         monkeypatch.setattr(fixed_point, name, value)
     found = factorize(W, tol=1e-3)
-    assert found.certificate.gap <= 1e-3 and found.iterations <= even.iterations + (
-        4 if kind == "cut" else -1
-    )
+    assert found.certificate.gap <= 1e-3
+    assert found.iterations <= even.iterations + (4 if kind == "cut" else -1)
     assert laws.overlap(found.certificate, exact)
 
 
@@ -247,7 +250,8 @@ POLAR = {
 def test_guarantee_polar_is_a_contraction_that_loses_no_more_than_asked(name, loss, dtype):
     M = POLAR[name]
     Q = polar.polar(M, loss, dtype)
-    assert Q.shape == M.shape and Q.dtype == torch.float64
+    assert Q.shape == M.shape
+    assert Q.dtype == torch.float64
     assert torch.linalg.matrix_norm(Q, 2).max() <= 1 + 1e-13
     size = M.abs().amax((-2, -1))
     size = torch.where(size > 0, size, 1.0)
@@ -301,5 +305,6 @@ def test_guarantee_proved_trace_norm_is_below_the_trace_norm_for_any_witness(nam
     }
     for witness in witnesses.values():
         proved = proved_trace_norm(M, witness)
-        assert (proved <= trace * (1 + 1e-13) + 1e-15).all() and (proved >= 0).all()
+        assert (proved <= trace * (1 + 1e-13) + 1e-15).all()
+        assert (proved >= 0).all()
     assert (proved_trace_norm(M, best) >= (1 - 1e-8) * trace - 1e-15).all()

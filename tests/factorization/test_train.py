@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 from laws import normal, overlap, uniform
+from torch.testing import assert_close
 
 from torchdp import workloads
 from torchdp.factorization import (
@@ -34,11 +35,12 @@ def test_a_batch_goes_as_one_by_one():
     W[1, 0, 2], W[1, 1] = 0.0, 1e200 * W[1, 1]
     found = train(W)
     exact = factorize(W, tol=1e-6).certificate
-    assert found.certificate.closed(1e-5).all() and overlap(found.certificate, exact)
+    assert found.certificate.closed(1e-5).all()
+    assert overlap(found.certificate, exact)
     assert (found.certificate.residual <= 1e-12 * W.abs().amax((-2, -1)).clamp_min(1.0)).all()
-    torch.testing.assert_close(found.sensitivity, found.certificate.upper.sqrt())
+    assert_close(found.sensitivity, found.certificate.upper.sqrt())
     alone = train(W[1, 2]).certificate
-    torch.testing.assert_close(found.certificate.upper[1, 2], alone.upper, rtol=1e-5, atol=0)
+    assert_close(found.certificate.upper[1, 2], alone.upper, rtol=1e-5, atol=0)
 
 
 def test_guarantee_train_is_sound_after_one_step():
@@ -47,7 +49,8 @@ def test_guarantee_train_is_sound_after_one_step():
     ) as record:
         certificate = train(workloads.prefix(16), steps=1).certificate
     assert record[0].filename == __file__
-    assert certificate.lower <= 1.704480245 <= certificate.upper and certificate.gap > 1e-3
+    assert certificate.lower <= 1.704480245 <= certificate.upper
+    assert certificate.gap > 1e-3
 
 
 def test_a_structure_of_ones_own_with_parameters_shared_by_a_batch():
@@ -67,9 +70,7 @@ def test_a_structure_of_ones_own_with_parameters_shared_by_a_batch():
         warnings.simplefilter("error")
         found = train(W, structure=Shared)
     assert torch.equal(found.right[0] / found.right[0, 0, 0], found.right[1] / found.right[1, 0, 0])
-    torch.testing.assert_close(
-        found.certificate.upper, torch.tensor([4.0, 20.0]).double(), rtol=1e-5, atol=0
-    )
+    assert_close(found.certificate.upper, torch.tensor([4.0, 20.0]).double(), rtol=1e-5, atol=0)
     plain = train(W[0], structure=Relaxation)
     assert plain.certificate.gap <= 1e-4
 
@@ -80,8 +81,10 @@ def test_dtype_and_grad_mode():
         result = train(normal(4, 5).float(), tol=1e-4)
     with torch.inference_mode():
         train(normal(4, 5))
-    assert result.left.dtype == torch.float32 and not result.left.requires_grad
-    assert not result.row_weights.requires_grad and torch.is_grad_enabled()
+    assert result.left.dtype == torch.float32
+    assert not result.left.requires_grad
+    assert not result.row_weights.requires_grad
+    assert torch.is_grad_enabled()
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -193,7 +196,8 @@ def test_what_factors_miss_is_charged():
     whole = certify_objective(W, found.left, found.right, Mixed(0.3), *weights)
     less = certify_objective(W, 0.99 * found.left, found.right, Mixed(0.3), *weights)
     none = certify_objective(W, 0 * found.left, found.right, Mixed(0.3), *weights)
-    assert whole.gap <= 1e-5 and whole.upper < less.upper < none.upper
+    assert whole.gap <= 1e-5
+    assert whole.upper < less.upper < none.upper
     assert less.residual == pytest.approx(0.01 * float(W.abs().max()), rel=1e-9)
 
 
@@ -232,12 +236,11 @@ def test_structures_keep_their_shape_and_their_product(name):
     structure, holds = STRUCTURES[name]
     found = train(torch.stack([W, 2 * W]), structure=structure, tol=1e-3)
     free = train(W).certificate
-    assert holds(found.right[0]) and found.certificate.residual.max() <= 1e-12
-    torch.testing.assert_close(
-        2 * found.certificate.upper[0], found.certificate.upper[1], rtol=3e-3, atol=0
-    )
+    assert holds(found.right[0])
+    assert found.certificate.residual.max() <= 1e-12
+    assert_close(2 * found.certificate.upper[0], found.certificate.upper[1], rtol=3e-3, atol=0)
     assert free.upper <= found.certificate.upper[0] * (1 + 1e-5)
-    torch.testing.assert_close(found.certificate.lower[0], free.lower, rtol=1e-3, atol=0)
+    assert_close(found.certificate.lower[0], free.lower, rtol=1e-3, atol=0)
 
 
 def test_closed_forms_of_structures():
@@ -258,10 +261,12 @@ def test_a_product_of_relaxations():
     B = workloads.prefix(2).dense()
     found = train(torch.kron(A, B), Mixed(0.5), lambda W: Product(Relaxation(A), Relaxation(B)))
     free = train(torch.kron(A, B), Mixed(0.5)).certificate
-    assert found.certificate.residual <= 1e-12 and found.certificate.gap <= 0.01
+    assert found.certificate.residual <= 1e-12
+    assert found.certificate.gap <= 0.01
     assert free.upper <= found.certificate.upper * (1 + 1e-5)
     worst = train(torch.kron(A, B), structure=lambda W: Product(Relaxation(A), Relaxation(B)))
-    assert worst.certificate.gap <= 1e-4  # gamma_2 is multiplicative: the structure costs nothing
+    # gamma_2 is multiplicative: the structure costs nothing
+    assert worst.certificate.gap <= 1e-4
 
 
 @pytest.mark.parametrize("p", [2.0, math.inf])
@@ -277,7 +282,5 @@ def test_bands_for_users_who_come_back(p):
     moved = [float((C[:, i] + s * C[:, i + 3]).norm()) for i in range(3) for s in (-1, 0.5, 1)]
     assert float(rows) * max(moved) == pytest.approx(float(found.certificate.upper), rel=1e-9)
     best = factorize_epochs(W, 3, p, tol=1e-4).certificate
-    assert (
-        found.certificate.lower <= best.upper
-        and best.lower <= found.certificate.upper <= 1.02 * best.upper
-    )
+    assert found.certificate.lower <= best.upper
+    assert best.lower <= found.certificate.upper <= 1.02 * best.upper

@@ -20,6 +20,7 @@ device.register("--fused" in sys.argv)
 import torch  # noqa: E402
 from batches import batch_of  # noqa: E402
 from contract import UNBATCHED, entries  # noqa: E402
+from torch.testing import assert_close  # noqa: E402
 
 from torchdp import draws  # noqa: E402
 from torchdp.noise import SeededNoise  # noqa: E402
@@ -50,7 +51,8 @@ def tensors(value, name="", depth=4):
 def same(there, here, kind="far", slack=0.0):
     """That every tensor is on a device of this kind, and its numbers are those found on the CPU."""
     for name, one in there.items():
-        tolerance = max(1e-6, slack) if name == "predicted_mse" else 1e-6  # in part from draws
+        # in part from draws
+        tolerance = max(1e-6, slack) if name == "predicted_mse" else 1e-6
         for (place, found), (_, expected) in zip(
             tensors(one, name), tensors(here[name], name), strict=True
         ):
@@ -59,7 +61,7 @@ def same(there, here, kind="far", slack=0.0):
             exact = {} if found.is_floating_point() else {"rtol": 0, "atol": 0}
             says = partial("{}: {}".format, place)
             near = {"rtol": tolerance, "atol": 1e-9} | exact
-            torch.testing.assert_close(found.cpu(), expected, equal_nan=True, msg=says, **near)
+            assert_close(found.cpu(), expected, equal_nan=True, msg=says, **near)
 
 
 @dataclasses.dataclass

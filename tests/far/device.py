@@ -21,7 +21,8 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-DEVICE = torch.device("cpu")  # until ``register``
+# until ``register``
+DEVICE = torch.device("cpu")
 aten = torch.ops.aten
 COPIES = {aten.copy_.default, aten._to_copy.default}
 INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
@@ -43,7 +44,8 @@ READS = {
     "unique_consecutive", "_linalg_check_errors", "_linalg_eigh", "_linalg_svd", "linalg_lstsq", "_linalg_eigvals",
     "linalg_eig", "_assert_scalar",
 }  # fmt: skip
-TWICE = {"bincount"}  # the least and the largest entry are read
+# the least and the largest entry are read
+TWICE = {"bincount"}
 
 
 class Counts:
@@ -201,7 +203,8 @@ def run(func, args, kwargs):
         if func.overloadpacket.__name__.endswith("_"):
             if torch.Tag.inplace_view in func.tags:
                 with no_dispatch():
-                    func(*args, **kwargs)  # the shape that it says
+                    # the shape that it says
+                    func(*args, **kwargs)
             return args[0]
         if func._schema.returns == []:
             return None
@@ -215,7 +218,8 @@ def run(func, args, kwargs):
 class FarGenerator(torch.Generator):
     """Says that it is there."""
 
-    known: ClassVar = {}  # by address; kept, so that no other takes it
+    # by address; kept, so that no other takes it
+    known: ClassVar = {}
 
     @property
     def device(self):

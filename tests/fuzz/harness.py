@@ -23,8 +23,10 @@ from torchdp.regression import SecondMoments
 from torchdp.secure.protocol import Words
 from torchdp.shuffle import ShuffledMessages
 
-LIBRARY = Path(torchdp.__file__).resolve().parent.parent  # torchdp/ and kernels/ lie here
-SECONDS = 30  # of the processor, whatever else the machine does
+# torchdp/ and kernels/ lie here
+LIBRARY = Path(torchdp.__file__).resolve().parent.parent
+# of the processor, whatever else the machine does
+SECONDS = 30
 SLOW = f"no answer in {SECONDS} CPU-s"
 NUMBERS = (
     math.nan,
@@ -42,7 +44,8 @@ NUMBERS = (
 )
 COUNTS = (-1, 0, 1.5, math.nan, "x", None, True, torch.ones(2), 2**70, 2**40)
 OBJECTS = (None, 1, "x", torch.ones(2), object())
-RECORDS = (Tally, Crowd, ShuffledMessages, Words, SecondMoments)  # what comes from elsewhere
+# what comes from elsewhere
+RECORDS = (Tally, Crowd, ShuffledMessages, Words, SecondMoments)
 
 
 class TooSlow(BaseException):

@@ -44,7 +44,8 @@ class Fresh:
     five clients.
     """
 
-    held = None  # the last folder, until the next call's
+    # the last folder, until the next call's
+    held = None
 
     def __init__(self, found):
         self.found = found

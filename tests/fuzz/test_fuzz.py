@@ -26,7 +26,8 @@ CALLS = [(room, recipe) for room, lines in recipes.ALL.items() for recipe in lin
     ids=[f"{r}-{i}" for i, (r, _) in enumerate(CALLS)],
 )
 def test_bad_input_gets_a_clear_error(recipe, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # "x" is a file's name
+    # "x" is a file's name
+    monkeypatch.chdir(tmp_path)
     found, made = harness.faults(recipe, recipes.names)
     assert made or "()" in recipe
     assert not found, "\n".join(found)
@@ -60,7 +61,8 @@ def test_no_protocol_is_left_out():
     }
 
 
-MORE = (  # constructors that no other recipe calls with tensors
+# constructors that no other recipe calls with tensors
+MORE = (
     "domains.LpBall(prior, 1.5, prior)", "domains.balls.BallSum(W, ((3, 2.0),), prior)",
     "domains.composite.LinearImage(W, domains.Polytope(W))",
     "workloads.RunningSums(3, rates=prior)", "training.Iterates(3, learning_rates=prior)",

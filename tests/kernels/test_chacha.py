@@ -47,7 +47,8 @@ def test_known_answers_of_rfc_8439(name):
     key = as_key(octets)
     index = torch.tensor([0, counter | first << 32])
     words = chacha.block(key, index, group, stream)
-    assert words.shape == (2, 16) and words[1].numpy().tobytes() == bytes.fromhex(expected)
+    assert words.shape == (2, 16)
+    assert words[1].numpy().tobytes() == bytes.fromhex(expected)
     assert chacha.keystream(
         key, int(index[1]), 1, group, stream
     ).numpy().tobytes() == bytes.fromhex(expected)
@@ -77,14 +78,16 @@ def test_another_index_group_stream_or_bit_of_the_key_is_another_block():
         other[bit // 32] ^= -(2**31) if bit % 32 == 31 else 1 << bit % 32
         blocks.append(chacha.block(other, index[:1]))
     words = torch.cat([words.reshape(-1, 2) for words in blocks])
-    assert len(words.unique(dim=0)) == len(words)  # 64 bits each: none meets another by chance
+    # 64 bits each: none meets another by chance
+    assert len(words.unique(dim=0)) == len(words)
 
 
 def test_keys_of_the_system_do_not_repeat():
     drawn = torch.stack([chacha.system_key() for _ in range(200)])
     assert len(drawn.unique(dim=0)) == 200
     for bit in range(32):
-        assert (((drawn >> bit) & 1).sum(0) - 100).abs().max() < 43  # six standard deviations
+        # six standard deviations
+        assert (((drawn >> bit) & 1).sum(0) - 100).abs().max() < 43
 
 
 def test_the_systems_key_is_the_systems_bytes(monkeypatch):

@@ -8,6 +8,7 @@ import mpmath
 import pytest
 import torch
 from scipy.stats import kstest
+from torch.testing import assert_close
 
 from torchdp.kernels import chacha
 from torchdp.kernels.correlated_noise import Step, reference
@@ -58,9 +59,8 @@ def test_normals_are_those_of_their_words():
         angle = 2 * mpmath.pi * mpmath.mpf(word(place // 2, 7, 1)) / 2**64
         assert abs(number - radius * (mpmath.sin if place % 2 else mpmath.cos)(angle)) < 1e-14
     many = reference.normals(KEY, 8, 0, 40_000)
-    assert kstest(many.numpy(), "norm").pvalue > 1e-4 and abs(
-        many[::2] @ many[1::2]
-    ) < 4.5 * math.sqrt(20_000)
+    assert kstest(many.numpy(), "norm").pvalue > 1e-4
+    assert abs(many[::2] @ many[1::2]) < 4.5 * math.sqrt(20_000)
 
 
 def words(monkeypatch, given):
@@ -83,7 +83,8 @@ def test_guarantee_the_tail_has_126_bits(monkeypatch):
     words(monkeypatch, (reference.COARSE - 1, 0, 2**63 - 1))
     below = reference.normals(KEY, 0, 0, 1)
     words(monkeypatch, (reference.COARSE, 0, 0))
-    assert torch.allclose(below, reference.normals(KEY, 0, 0, 1), rtol=1e-11) and below > 0
+    assert torch.allclose(below, reference.normals(KEY, 0, 0, 1), rtol=1e-11)
+    assert below > 0
 
 
 @pytest.mark.parametrize("draws", [1, 2])
@@ -104,7 +105,8 @@ def test_what_is_written(slots, draws):
     for slot, row in zip(slots, (w, u), strict=True):
         if slot >= 0:
             expected[slot] = row
-    assert torch.allclose(out, torch.arange(4) + w) and torch.allclose(kept, expected)
+    assert torch.allclose(out, torch.arange(4) + w)
+    assert torch.allclose(kept, expected)
     assert not torch.equal(step(state, at=4)[0], out)
     assert torch.equal(step(state, slots=slots, draws=draws)[0], out)
 
@@ -143,7 +145,7 @@ def test_both_forms_agree(device, memory, size, first, slots, dtype, draws):
         {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-11, "atol": 1e-12}
     )
     for ours, theirs in zip(found, wanted, strict=True):
-        torch.testing.assert_close(ours.cpu(), theirs, **close)
+        assert_close(ours.cpu(), theirs, **close)
 
 
 def test_both_forms_take_further_bits(device, monkeypatch):
@@ -159,8 +161,7 @@ def test_both_forms_take_further_bits(device, monkeypatch):
         monkeypatch.setattr(fused, name, fused.tl.constexpr(value))
     wanted = step(past)[0]
     found = step(past, device=device, form=fused.add)[0]
-    torch.testing.assert_close(found.cpu(), wanted, rtol=1e-11, atol=1e-11)
+    assert_close(found.cpu(), wanted, rtol=1e-11, atol=1e-11)
     monkeypatch.setattr(reference, "COARSE", 0)
-    assert not torch.allclose(step(past)[0], wanted, rtol=1e-6) and not torch.allclose(
-        usual, wanted
-    )
+    assert not torch.allclose(step(past)[0], wanted, rtol=1e-6)
+    assert not torch.allclose(usual, wanted)

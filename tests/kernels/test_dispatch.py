@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from torchdp.kernels import correlated_noise, dispatch, privunit, response_counts, rounded_features
 from torchdp.kernels.dispatch import Kernel, examples
@@ -139,7 +140,8 @@ def test_a_fall_back_amid_a_call_uses_no_word_twice_and_gives_the_same_integers(
             )
         assert len(seen) == faults
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
-    assert not torch.equal(found[0][0], found[0][1])  # the next call has a key of its own
+    # the next call has a key of its own
+    assert not torch.equal(found[0][0], found[0][1])
 
 
 def test_fused_asked_for_does_not_fall_back_amid_a_call(monkeypatch):
@@ -173,7 +175,8 @@ def test_the_result_of_a_trial_lies_in_memory_that_held_something_else(auto, mon
 def test_sums_are_drawn_from_a_key_on_cuda_and_where_fused_is_asked_for(monkeypatch):
     for chosen, here in (("auto", False), ("reference", False), ("fused", True)):
         monkeypatch.setenv("TORCHDP_KERNELS", chosen)
-        assert dispatch.keyed("cuda:1") and dispatch.keyed(CPU) == here
+        assert dispatch.keyed("cuda:1")
+        assert dispatch.keyed(CPU) == here
 
 
 def test_threads_that_come_at_once_try_a_kernel_once(auto, monkeypatch):
@@ -188,7 +191,8 @@ def test_threads_that_come_at_once_try_a_kernel_once(auto, monkeypatch):
     with warnings.catch_warnings(record=True) as seen, ThreadPoolExecutor(8) as pool:
         warnings.simplefilter("always")
         found = list(pool.map(lambda _: made(CPU, *CALL), range(16)))
-    assert len(tried) == len(seen) == 1 and all(torch.equal(each, counts(*CALL)) for each in found)
+    assert len(tried) == len(seen) == 1
+    assert all(torch.equal(each, counts(*CALL)) for each in found)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
@@ -206,11 +210,13 @@ def test_a_child_that_is_forked_amid_another_threads_trial_tries_for_itself(auto
     thread.start()
     begun.wait()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        # of forks beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if not child:
         monkeypatch.setattr(made, "_trial", lambda device: None)
-        os._exit(made.fault(CPU) is not None)  # where the lock is still held, never
+        # where the lock is still held, never
+        os._exit(made.fault(CPU) is not None)
     end = time.monotonic() + 30
     status = (0, 0)
     while status == (0, 0) and time.monotonic() < end:
@@ -300,7 +306,8 @@ def test_an_operation_in_place_that_can_not_be_launched_has_written_nothing(
     correlated_noise.reference.add(wanted, *rest)
     with pytest.warns(RuntimeWarning, match="does not run"):
         correlated_noise.add(changed, *rest)
-    assert all(map(torch.equal, changed, wanted)) and len(launches) == 1
+    assert all(map(torch.equal, changed, wanted))
+    assert len(launches) == 1
 
 
 @pytest.mark.parametrize(
@@ -378,7 +385,7 @@ def test_collect_by_either_form_gives_the_same_sum(device, monkeypatch):
         monkeypatch.setenv("TORCHDP_KERNELS", chosen)
         monkeypatch.setattr("torchdp.randomizers.ball.privunit.keyed", lambda device: True)
         found.append(randomizer.collect_crowd(points, counts, SeededNoise(1, device))["sum"])
-    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+    assert_close(*found, rtol=1e-12, atol=1e-12)
 
 
 # In no time; the others are slow in Triton's interpreter.
@@ -395,7 +402,8 @@ def planted():
     path = ROOT / "experiments" / "bench" / "mutations.py"
     spec = importlib.util.spec_from_file_location("mutations", path)
     mutations = importlib.util.module_from_spec(spec)
-    sys.modules["mutations"] = mutations  # where its records look for their annotations
+    # where its records look for their annotations
+    sys.modules["mutations"] = mutations
     spec.loader.exec_module(mutations)
     for fault in mutations.read(mutations.FAULTS.read_text()):
         *_, folder, file = fault.file.split("/")

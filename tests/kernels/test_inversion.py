@@ -24,7 +24,8 @@ def make_exact_laws():
     """Tables, with masses to 90 digits that add up to 1."""
     with localcontext() as context:
         context.prec = 90
-        for mean, length in ((1e-9, 9), (0.75, 60), (110.0, 400)):  # the longest starts above 0
+        # the longest starts above 0
+        for mean, length in ((1e-9, 9), (0.75, 60), (110.0, 400)):
             masses = [(-Decimal(mean)).exp()]
             for k in range(1, length):
                 masses.append(masses[-1] * Decimal(mean) / k)
@@ -65,7 +66,8 @@ def test_guarantee_the_total_variation_distance_is_at_most_what_the_table_says()
         assert all(mass >= 0 for mass in drawn.values())
         distance = sum(abs(drawn.get(k, 0) - mass) for k, mass in enumerate(masses)) / 2
         assert distance <= Fraction(table.variation) < Fraction(1, 2**115)
-        coarse = [(step >> 64) << 64 for step in steps]  # thresholds of 64 bits: a wrong table
+        # thresholds of 64 bits: a wrong table
+        coarse = [(step >> 64) << 64 for step in steps]
         wrong = {
             table.first + i: Fraction(a - b, WHOLE) for i, (a, b) in enumerate(pairwise(coarse))
         }
@@ -76,10 +78,12 @@ def test_guarantee_the_total_variation_distance_is_at_most_what_the_table_says()
 
 def test_large_means_keep_a_short_table_around_the_mean():
     table = inversion.poisson(1e6)
-    assert table.first > 980_000 and table.length < 30_000
+    assert table.first > 980_000
+    assert table.length < 30_000
     tails = [threshold / WHOLE for threshold in thresholds(table)]
     mean = table.first + math.fsum(tails)
     variance = (
         math.fsum((2 * j - 1) * tail for j, tail in enumerate(tails, 1)) - math.fsum(tails) ** 2
     )
-    assert mean == pytest.approx(1e6, rel=1e-12) and variance == pytest.approx(1e6, rel=1e-6)
+    assert mean == pytest.approx(1e6, rel=1e-12)
+    assert variance == pytest.approx(1e6, rel=1e-6)

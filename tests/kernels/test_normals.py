@@ -21,7 +21,8 @@ def draws(key=1, size=40_000, width=6, dtype=torch.float32, first=0, stream=0):
 @pytest.mark.parametrize("dtype", TYPES)
 def test_each_column_is_standard_normal_and_columns_are_independent(dtype):
     sample = draws(dtype=dtype)
-    assert sample.dtype == dtype and sample.shape == (40_000, 6)
+    assert sample.dtype == dtype
+    assert sample.shape == (40_000, 6)
     for column in sample.double().numpy().T:
         assert stats.kstest(column, "norm").pvalue > ALPHA
         assert stats.kstest(1.1 * column, "norm").pvalue < ALPHA

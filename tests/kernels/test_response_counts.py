@@ -11,7 +11,8 @@ import torch
 from torchdp.kernels import philox, response_counts
 from torchdp.kernels.response_counts import reference
 
-WORDS = 2**63  # numbers that a user may draw
+# numbers that a user may draw
+WORDS = 2**63
 CASES = [(2, 0.1), (3, 1.0), (5, 8.0), (8, 20.0), (3, 700.0), (1000, 0.5)]
 
 

@@ -11,7 +11,8 @@ triton = pytest.importorskip("triton")
 
 from torchdp.kernels.rounded_features import fused  # noqa: E402
 
-COSINE = 4e-7  # between two float32 cosines of one angle, each within 2e-7
+# between two float32 cosines of one angle, each within 2e-7
+COSINE = 4e-7
 
 
 def inputs(n, d, features, waves, device, seed, dyadic=False):
@@ -62,7 +63,8 @@ def test_bits_differ_only_where_rounding_decides(device, size, key):
         wrong = (found[repeat] - expected).abs()
         assert (wrong <= close.sum(0)).all()
         differ += int(wrong.sum())
-    assert differ <= 1  # about 1e-6 of the bits lie so close
+    # about 1e-6 of the bits lie so close
+    assert differ <= 1
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from torchdp import secure, sketching, training
 from torchdp.kernels import correlated_noise, guided_draws
@@ -40,9 +41,10 @@ def test_a_call_of_one_runs_fused_and_agrees(device, monkeypatch, call):
     monkeypatch.setenv("TORCHDP_KERNELS", "fused")
     found = call()
     if wanted.is_floating_point():
-        torch.testing.assert_close(found, wanted)
+        assert_close(found, wanted)
     else:
-        assert int((found - wanted).abs().max()) <= 1  # a half within the error of floats
+        # a half within the error of floats
+        assert int((found - wanted).abs().max()) <= 1
 
 
 def test_strided_tensors_are_refused_where_only_their_address_is_passed():

@@ -77,4 +77,5 @@ def test_an_own_bit_is_lost_exactly_where_its_uniform_number_is_below_the_chance
     lost = 0.3
     own = reference.messages(torch.zeros(n, dtype=torch.int64), k, lost, 0.0, 5, 0)[:, 0]
     below = [Fraction(digits_of(5, user, k, 60), 2**60) < Fraction(lost) for user in range(n)]
-    assert own.tolist() == [int(not b) for b in below] and 0 < sum(below) < n
+    assert own.tolist() == [int(not b) for b in below]
+    assert 0 < sum(below) < n

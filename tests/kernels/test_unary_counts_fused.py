@@ -58,14 +58,16 @@ def test_users_without_a_value_touch_no_memory_and_are_not_counted(device):
     x = torch.tensor([0, 5, -1, 3, 2**40, -(2**63), 4], device=device)
     for lost, off in ((0.0, 0.0), (0.5, 0.3)):
         wanted = reference.tally(x, 5, lost, off, 1)
-        assert torch.equal(fused.tally(x, 5, lost, off, 1), wanted) and int(wanted[-1]) == 3
+        assert torch.equal(fused.tally(x, 5, lost, off, 1), wanted)
+        assert int(wanted[-1]) == 3
     assert not fused.tally(x[:0], 5, 0.5, 0.3, 1).any()
 
 
 def test_programs_that_take_many_steps_and_share_counters_count_the_same(device, monkeypatch):
     x = (torch.arange(70) % 20).to(device)
     wanted = reference.tally(x, 20, 0.5, 0.3, 5, 3)
-    monkeypatch.setattr(fused, "WORDS", 32)  # a group of users a block: three blocks
+    # a group of users a block: three blocks
+    monkeypatch.setattr(fused, "WORDS", 32)
     monkeypatch.setattr(fused, "USERS", 32)
     for programs, cells in ((1, 1), (3, 42), (7, 2**16)):
         monkeypatch.setattr(fused, "PROGRAMS", programs)

@@ -4,6 +4,7 @@ alone.
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from torchdp.kernels import privunit
 
@@ -28,11 +29,12 @@ TYPES = torch.arange(4).repeat_interleave(COUNTS)
 def test_a_message_is_a_function_of_the_key_and_the_user(dtype):
     points, draws = setting(dtype)
     whole = privunit.messages(points, TYPES, *draws, 9, 100, **LAW)
-    assert whole.dtype == dtype and whole.shape == (8, 5)
+    assert whole.dtype == dtype
+    assert whole.shape == (8, 5)
     for user in range(8):
         alone = [each[user : user + 1] for each in draws]
         again = privunit.messages(points, TYPES[user : user + 1], *alone, 9, 100 + user, **LAW)
-        torch.testing.assert_close(again[0], whole[user])
+        assert_close(again[0], whole[user])
     assert (privunit.messages(points, TYPES, *draws, 10, 100, **LAW) != whole).all()
 
 
@@ -41,8 +43,8 @@ def test_sums_are_those_of_the_messages_and_parts_add_up():
     first = torch.tensor([3, 0, 0, 0])
     second = torch.tensor([1, 0, 1, 3])
     capped = privunit.sums(points, COUNTS, *draws, 9, **LAW)
-    torch.testing.assert_close(capped, privunit.messages(points, TYPES, *draws, 9, **LAW).sum(0))
+    assert_close(capped, privunit.messages(points, TYPES, *draws, 9, **LAW).sum(0))
     tail = privunit.sums(points, second, *(each[3:] for each in draws), 9, 3, **LAW)
-    torch.testing.assert_close(
+    assert_close(
         privunit.sums(points, first, *(each[:3] for each in draws), 9, **LAW) + tail, capped
     )

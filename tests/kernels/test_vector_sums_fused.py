@@ -32,12 +32,15 @@ def setting(counts, dim, dtype, device, seed=0):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("counts", "dim"), CASES)
 def test_sums_agree_to_rounding(device, counts, dim, dtype, monkeypatch):
-    monkeypatch.setattr(privunit_fused, "STEPS", 1)  # so that few users pass the outer loop twice
+    # so that few users pass the outer loop twice
+    monkeypatch.setattr(privunit_fused, "STEPS", 1)
     points, counts, draws = setting(counts, dim, dtype, device)
     key = -(2**62) - 7
     first = 2**33 + 5
-    bound = 200 * torch.finfo(dtype).eps * float(counts.sum())  # messages of a few units each
+    # messages of a few units each
+    bound = 200 * torch.finfo(dtype).eps * float(counts.sum())
     ours = privunit_fused.sums(points, counts, *draws, key, first, **CAP)
     wanted = privunit.reference.sums(points, counts, *draws, key, first, **CAP)
     assert ours.dtype == torch.float64
-    assert float((ours - wanted).abs().max()) < bound * 100  # lengths across u may be short
+    # lengths across u may be short
+    assert float((ours - wanted).abs().max()) < bound * 100

@@ -45,10 +45,8 @@ def test_one_guarantee_composes_to_itself():
 
 def test_nothing_shown_is_an_epsilon_of_0():
     nothing = guarantee(0.0)
-    assert (
-        compose([nothing, nothing]).epsilon == 0
-        and compose([nothing, guarantee(0.3)]).epsilon == 0.3
-    )
+    assert compose([nothing, nothing]).epsilon == 0
+    assert compose([nothing, guarantee(0.3)]).epsilon == 0.3
     assert str(nothing) == "local differential privacy, epsilon = 0, over real numbers"
 
 

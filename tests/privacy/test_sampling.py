@@ -46,7 +46,8 @@ def test_guarantee_one_sum_has_its_curve(chance, delta, multiplier):
     found = sampled_guarantee(multiplier, chance, 1, delta)
     assert curve(chance, multiplier, found.epsilon) <= delta * (1 + 1e-9)
     assert curve(chance, multiplier, found.epsilon * 0.99) > delta
-    assert not found.exact and found.neighbours.name == "ADD_REMOVE"
+    assert not found.exact
+    assert found.neighbours.name == "ADD_REMOVE"
 
 
 def losses(chance, times, multiplier, user, seed):
@@ -115,7 +116,8 @@ def test_known_values_are_found_in_few_steps(monkeypatch):
     )
     found = [sampled_multiplier(2.0, 1e-5, 50 * g / 1500, -(-120 // g)) for g in (1, 4, 16)]
     assert found == pytest.approx([1.1155, 1.8282, 3.2964], rel=1e-3)
-    assert len(steps) <= 20  # 24 from a bracket that knows nothing of sampling
+    # 24 from a bracket that knows nothing of sampling
+    assert len(steps) <= 20
 
 
 def test_where_delta_allows_everything_the_search_ends(monkeypatch):
@@ -132,7 +134,8 @@ def test_guarantee_delta_pays_for_the_transforms_and_below_that_chance_counts_no
     some = sampled_guarantee(1.2, 0.03, 120, 1e-11).epsilon
     assert some < 0.5 * sampled_guarantee(1.2, 1.0, 120, 1e-11).epsilon
     assert some > sampled_guarantee(1.2, 0.03, 120, 1.2e-11).epsilon
-    once = sampled_guarantee(1.2, 0.03, 1, 1e-15)  # one sum needs no transform
+    # one sum needs no transform
+    once = sampled_guarantee(1.2, 0.03, 1, 1e-15)
     assert curve(0.03, 1.2, once.epsilon) <= 1e-15 * (1 + 1e-6)
 
 

@@ -151,7 +151,8 @@ def test_count_zero_and_one():
     assert (empty.count, empty.m2, math.isnan(empty.mean)) == (0, 0.0, True)
     assert one == Moments(1, 3.0, 0.0, 3.0, 3.0)
     for moments in (empty, one):
-        assert math.isnan(moments.variance) and math.isnan(moments.z_score(0.0))
+        assert math.isnan(moments.variance)
+        assert math.isnan(moments.z_score(0.0))
         assert moments.standard_error == math.inf
         assert moments.interval() == (-math.inf, math.inf)
         assert moments.relative_half_width() == math.inf
@@ -180,7 +181,8 @@ def test_a_share_has_the_exact_binomial_interval(hits, count):
     """
     drawn = torch.arange(count) < hits
     moments = merge(*(Moments.of(part) for part in drawn.split([2, count - 2])))
-    assert moments.share and not merge(moments, Moments.of(torch.rand(3))).share
+    assert moments.share
+    assert not merge(moments, Moments.of(torch.rand(3))).share
     assert (moments.mean, moments.count) == (pytest.approx(hits / count), count)
     for level in (0.5, 0.95):
         exact = stats.binomtest(hits, count).proportion_ci(level, method="exact")

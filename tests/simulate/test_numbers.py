@@ -42,7 +42,8 @@ def test_the_first_number_is_what_a_target_is_about():
     settings = {"block_size": 100, "target_relative_ci": 0.01}
     assert run(drawn, 10_000, 1, **settings).moments.count == 100
     turned = run(lambda g, size: dict(reversed(drawn(g, size).items())), 10_000, 1, **settings)
-    assert turned.moments.count == 10_000 and not turned.reached_target
+    assert turned.moments.count == 10_000
+    assert not turned.reached_target
 
 
 def test_blocks_of_other_numbers_are_refused_and_not_stored(tmp_path):
@@ -71,12 +72,16 @@ def test_the_table_and_the_page_have_coverage_beside_error(rows, tmp_path):
     with open(tmp_path / "table.csv", newline="") as file:
         first = next(csv.DictReader(file))
     share = rows[0].metrics["coverage"]
-    assert float(first["mse"]) == rows[0].moments.mean and float(first["coverage"]) == share.mean
+    assert float(first["mse"]) == rows[0].moments.mean
+    assert float(first["coverage"]) == share.mean
     assert (float(first["coverage_low"]), float(first["coverage_high"])) == share.interval()
     pytest.importorskip("matplotlib")
     store = tmp_path / "s.jsonl"
     sweep(trials.several, GRID, store=store, **SETTINGS)
     page, text = (path.read_text() for path in write_page(store, tmp_path / "out.html"))
     low, high = share.interval()
-    assert f"| {share.mean:.4g} ({low:.4g} to {high:.4g}) |" in text and "| coverage |" in text
-    assert page.count("<svg") == 3 and "coverage against users" in page and "exact binomial" in text
+    assert f"| {share.mean:.4g} ({low:.4g} to {high:.4g}) |" in text
+    assert "| coverage |" in text
+    assert page.count("<svg") == 3
+    assert "coverage against users" in page
+    assert "exact binomial" in text

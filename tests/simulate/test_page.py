@@ -40,19 +40,24 @@ def test_a_page_has_everything_inside(store, tmp_path):
     pytest.importorskip("matplotlib")
     page, text = write_page(store, tmp_path / "out.html", "A title & more")
     written = page.read_text()
-    assert "<title>A title &amp; more</title>" in written and written.count("<svg") == 2
-    assert not re.search(r'(src|href)="(?!#)', written)  # nothing from elsewhere
+    assert "<title>A title &amp; more</title>" in written
+    assert written.count("<svg") == 2
+    # nothing from elsewhere
+    assert not re.search(r'(src|href)="(?!#)', written)
     for words in (
         "3 of 4 configurations done, 1 failed",
         "ZeroDivisionError: a planted error",
         "users",
         "z-scores",
     ):
-        assert words in written and (words in text.read_text())
+        assert words in written
+        assert words in text.read_text()
     for picture in re.findall(r"<svg.*?</svg>", written, re.DOTALL):
         xml.fromstring(picture)
-    assert "slope" in written and "predicted" in written
-    assert not re.search(r"^#.*\n\n##", text.read_text(), re.M)  # no heading over nothing
+    assert "slope" in written
+    assert "predicted" in written
+    # no heading over nothing
+    assert not re.search(r"^#.*\n\n##", text.read_text(), re.M)
 
 
 def test_cells_cannot_break_out(tmp_path):
@@ -61,7 +66,8 @@ def test_cells_cannot_break_out(tmp_path):
     page.heading(bad), page.say(bad), page.table([bad], [[bad], [0.5]])
     html, text = (path.read_text() for path in page.write(tmp_path / "x.html"))
     for written in (html, text):
-        assert "<b>" not in written and written.replace("\n", "").isprintable()
+        assert "<b>" not in written
+        assert written.replace("\n", "").isprintable()
         assert written.count("\\n") == 6 - (written == text)
     assert text.count(r"a\|&lt;b&gt;\\n\\x1b\[31m\`\[x\](y)\\u202e") == 5
     assert "[x](y)" not in text.replace(r"\[x\]", "")
@@ -74,16 +80,12 @@ def test_a_page_without_matplotlib(store, tmp_path, monkeypatch, capsys):
     assert cli.main(["report", str(store)]) == 0
     said = capsys.readouterr()
     text = store.with_name("report.md").read_text()
-    assert (
-        "pip install matplotlib" in said.err
-        and said.err.count("\n") == 1
-        and said.out.count("report.") == 2
-    )
-    assert (
-        "need matplotlib" in text
-        and text.count("\n| ") > 5
-        and not re.search(r"^#.*\n\n##", text, re.M)
-    )
+    assert "pip install matplotlib" in said.err
+    assert said.err.count("\n") == 1
+    assert said.out.count("report.") == 2
+    assert "need matplotlib" in text
+    assert text.count("\n| ") > 5
+    assert not re.search(r"^#.*\n\n##", text, re.M)
 
 
 def test_a_page_tells_what_is_done_from_what_is_open(tmp_path):

@@ -61,7 +61,8 @@ def test_round_trip_is_exact(tmp_path):
     assert [list(each.metrics) for each in quiet_load(path)] == 4 * [["z", "a share", "none"]]
     lines = path.read_bytes().splitlines()
     assert len(lines) == 4
-    assert json.loads(lines[0])["config"] == CONFIG  # plain JSON lines for any other reader
+    # plain JSON lines for any other reader
+    assert json.loads(lines[0])["config"] == CONFIG
 
 
 def test_truncation_at_every_byte_loses_at_most_the_torn_record(tmp_path):
@@ -72,7 +73,8 @@ def test_truncation_at_every_byte_loses_at_most_the_torn_record(tmp_path):
     ends = [i + 1 for i, byte in enumerate(data) if byte == 10]
     for offset in range(ends[2], len(data) + 1):
         path.write_bytes(data[:offset])
-        kept = sum(end - 1 <= offset for end in ends)  # a line that only lacks its newline is whole
+        # a line that only lacks its newline is whole
+        kept = sum(end - 1 <= offset for end in ends)
         assert quiet_load(path) == records[:kept], offset
         if offset % 40 == 0 or offset in ends or offset + 1 in ends:
             for item in records[kept:]:
@@ -117,9 +119,12 @@ for _ in range(2):
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     for line in (first, second):
-        assert "cannot append to the results store" in line and str(path) in line
-    assert "is the disk full?" in first  # the write that fitted in part
-    assert "File too large" in second  # the write that did not fit at all
+        assert "cannot append to the results store" in line
+        assert str(path) in line
+    # the write that fitted in part
+    assert "is the disk full?" in first
+    # the write that did not fit at all
+    assert "File too large" in second
     assert quiet_load(path) == [record(0), record(1)]
     append(path, record(2))
     assert quiet_load(path) == [record(0), record(1), record(2)]
@@ -136,7 +141,8 @@ def other_process(text: str, *arguments: object) -> subprocess.Popen:
 
 def holding(store, *names):
     """A process that has these blocks in work until it is killed."""
-    fork = multiprocessing.get_context("fork")  # at once, and claims are not a child's
+    # at once, and claims are not a child's
+    fork = multiprocessing.get_context("fork")
     held = fork.Event()
 
     def hold():
@@ -173,7 +179,8 @@ def test_two_sweeps_on_one_store_share_its_work(tmp_path, expected):
         process.stdin.write("go\n")
         process.stdin.flush()
     assert [process.wait(PATIENCE) for process in both] == [0, 0]
-    assert len(block_lines(store)) == 12 and len(load(store).starts) == 2
+    assert len(block_lines(store)) == 12
+    assert len(load(store).starts) == 2
     made_by = {record.start for run in load(store).runs.values() for record in run.values()}
     assert len(made_by) == 2
     assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
@@ -190,7 +197,8 @@ def test_a_sweep_waits_for_blocks_in_other_hands_and_does_those_of_the_dead(tmp_
     dead = threading.Timer(0.5, lambda: (killed.append(True), holder.kill()))
     dead.start()
     rows = sweep(trials.make_trial, GRID, store=store, **SETTINGS)
-    assert killed  # it had to wait for that
+    # it had to wait for that
+    assert killed
     assert results(rows) == expected
     holder.join()
     dead.join()
@@ -204,12 +212,14 @@ def test_shards_merge_to_the_rows_of_one(tmp_path, expected):
         assert len(block_lines(part)) == 4
     merged = tmp_path / "merged.jsonl"
     catted = tmp_path / "catted.jsonl"
-    assert merge(parts, merged) == 12 and merge(parts, merged) == 0
+    assert merge(parts, merged) == 12
+    assert merge(parts, merged) == 0
     catted.write_bytes(b"".join(part.read_bytes() for part in parts))
     for store in (merged, catted):
         assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
         # nothing was left to do
-        assert len(block_lines(store)) == 12 and len(load(store).starts) == 3
+        assert len(block_lines(store)) == 12
+        assert len(load(store).starts) == 3
 
 
 def test_stores_that_contradict_each_other_do_not_merge(tmp_path):
@@ -233,7 +243,9 @@ def test_a_store_says_how_it_was_made(tmp_path):
     sweep(trials.make_trial, GRID, store=store, **SETTINGS)
     sweep(trials.make_trial, GRID, store=store, **{**SETTINGS, "trials": 300})
     first, second = load(store).starts.values()
-    assert first.facts["grid"] == GRID and "grid" not in second.facts  # once is enough
+    # once is enough
+    assert first.facts["grid"] == GRID
+    assert "grid" not in second.facts
     assert first.facts["grid_digest"] == second.facts["grid_digest"]
     assert [each.facts["trials"] for each in (first, second)] == [250, 300]
     records = [record for run in load(store).runs.values() for record in run.values()]

@@ -42,7 +42,8 @@ def test_rows_equal_run_and_come_back_from_the_store(tmp_path, expected):
     rows = sweep(make_trial, GRID, store=path, **SETTINGS)
     assert results(rows) == expected
     for config, row in zip(GRID, rows, strict=True):
-        assert row.config == config and row.facts == {"predicted_mse": 1 / config["n"]}
+        assert row.config == config
+        assert row.facts == {"predicted_mse": 1 / config["n"]}
         assert (
             row.moments
             == run(make_trial(config).sample, 250, 7, config=config, block_size=100).moments
@@ -85,7 +86,8 @@ def test_a_damaged_first_record_is_run_again_and_read_in_block_order(tmp_path, e
     with pytest.warns(RuntimeWarning, match="skipped 1 line"):
         assert results(sweep(make_trial, GRID, store=path, **SETTINGS)) == expected
     with pytest.warns(RuntimeWarning, match="skipped 1 line"):
-        assert results(read(path)) == expected  # block 0 now stands last in the file
+        # block 0 now stands last in the file
+        assert results(read(path)) == expected
 
 
 def test_other_runs_in_the_store_never_mix(tmp_path, expected):
@@ -126,7 +128,8 @@ def test_target_stops_each_config_at_the_same_boundary(tmp_path):
         )
         assert (row.moments, alone.reached_target) == (alone.moments, True)
         assert row.moments.count < 5000
-    sweep(make_trial, GRID[:2], store=path, **target)  # further blocks in the store
+    # further blocks in the store
+    sweep(make_trial, GRID[:2], store=path, **target)
     assert sweep(never, GRID[:2], store=path, target_relative_ci=0.1, **target) == rows
 
 
@@ -141,8 +144,10 @@ def test_facts_may_differ_by_rounding(tmp_path):
 
     path = tmp_path / "store.jsonl"
     sweep(rounded(0), GRID[:1], store=path, trials=100, seed=7, block_size=100)
-    (row,) = sweep(rounded(1e-14), GRID[:1], store=path, **SETTINGS)  # another number of threads
-    assert row.facts == {"p": 0.1, "list": [0.3, "word"]} and read(path) == [row]
+    # another number of threads
+    (row,) = sweep(rounded(1e-14), GRID[:1], store=path, **SETTINGS)
+    assert row.facts == {"p": 0.1, "list": [0.3, "word"]}
+    assert read(path) == [row]
     with pytest.raises(ValueError, match="facts of config"):
         sweep(rounded(1e-6), GRID[:1], store=path, trials=1000, seed=7, block_size=100)
 
@@ -171,13 +176,14 @@ def test_other_code_is_refused_kept_or_measured_again_and_never_merged(tmp_path)
     # more trials, or another configuration: those are the present code's alone
     alone = sweep(factor(100), GRID[:3], store=tmp_path / "alone.jsonl", **longer)
     kept = sweep(factor(100), GRID[:3], store=path, **longer, other_code=OtherCode.KEEP)
-    assert results(kept) == results(alone) and {row.code for row in kept} == {
-        row.code for row in alone
-    }
-    assert kept[0].code != old[0].code and kept[0].moments.mean > 20 * old[0].moments.mean
+    assert results(kept) == results(alone)
+    assert {row.code for row in kept} == {row.code for row in alone}
+    assert kept[0].code != old[0].code
+    assert kept[0].moments.mean > 20 * old[0].moments.mean
     again = sweep(factor(2), GRID[:2], store=path, **SETTINGS, other_code=OtherCode.AGAIN)
     assert again[0].moments.mean == pytest.approx(2 * old[0].moments.mean)
-    assert len({row.code for row in read(path)}) == 3 and len(read(path)) == 2 + 3 + 2
+    assert len({row.code for row in read(path)}) == 3
+    assert len(read(path)) == 2 + 3 + 2
 
 
 @pytest.mark.parametrize("devices", [None, pytest.param(["cpu"], marks=pytest.mark.slow)])
@@ -188,7 +194,8 @@ def test_one_bad_configuration_does_not_stop_the_others(tmp_path, expected, devi
         sweep(bad, GRID, store=path, devices=devices, **SETTINGS)
     rows = sweep(bad, GRID, store=path, devices=devices, on_error=OnError.GO_ON, **SETTINGS)
     # the block before it counts
-    assert "a planted error" in rows[1].error and rows[1].moments.count == 100
+    assert "a planted error" in rows[1].error
+    assert rows[1].moments.count == 100
     good = [result for result, row in zip(results(rows), rows, strict=True) if row.error is None]
     assert good == [expected[0], *expected[2:]]
 
@@ -221,7 +228,8 @@ def test_out_of_memory_at_any_block_is_tried_again_and_resumed(tmp_path, expecte
             seed = generator.initial_seed()
             first = seed not in seen
             seen.add(seed)
-            samples = trial.sample(generator, size)  # the retry must not go on with this stream
+            # the retry must not go on with this stream
+            samples = trial.sample(generator, size)
             if first or seed == always:
                 raise full
             return samples
@@ -319,10 +327,8 @@ def test_it_is_the_same_in_another_process(tmp_path):
 
 def test_it_names_the_packages_and_their_versions(monkeypatch):
     said = code_of(test_it_names_the_packages_and_their_versions)
-    assert (
-        f"torch {torch.__version__}" in said
-        and package() in said
-        and torchdp.__version__ in package()
-    )
+    assert f"torch {torch.__version__}" in said
+    assert package() in said
+    assert torchdp.__version__ in package()
     monkeypatch.setattr("torchdp.simulate.code.torch.__version__", "9.9")
     assert "torch 9.9" in code_of(test_it_names_the_packages_and_their_versions) != said

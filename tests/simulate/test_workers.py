@@ -57,7 +57,9 @@ def test_one_of_two_workers_that_is_killed_changes_nothing(tmp_path):
     slow.__wrapped__ = trials.make_trial
     rows = sweep(slow, GRID[:3], store=store, devices=TWO, **settings)
     killer.join()
-    assert len(killed) == 1 and len([*tmp_path.glob("*.pid")]) > 1  # others did its blocks
+    # others did its blocks
+    assert len(killed) == 1
+    assert len([*tmp_path.glob("*.pid")]) > 1
     assert results(rows) == results(alone)
     assert len(set(lines(store))) == len(lines(store)) == 90
 
@@ -70,7 +72,8 @@ def test_a_target_gives_the_rows_of_one_process_though_workers_run_ahead(tmp_pat
     late.__wrapped__ = trials.make_trial
     # others run ahead, or it does not end
     rows = sweep(late, GRID[:1], store=store, devices=TWO, **target)
-    assert results(rows) == results(alone) and rows[0].moments.count < 5000
+    assert results(rows) == results(alone)
+    assert rows[0].moments.count < 5000
 
 
 def test_a_block_that_kills_its_workers_fails_alone(tmp_path, expected):
@@ -79,7 +82,8 @@ def test_a_block_that_kills_its_workers_fails_alone(tmp_path, expected):
         trials.dying, GRID, store=store, devices=["cpu"], on_error=OnError.GO_ON, **SETTINGS
     )
     assert "ChildProcessError: the worker process on cpu died in block 1 of seed 7" in rows[2].error
-    assert "if __name__ == '__main__'" in rows[2].error  # or it was not let begin
+    # or it was not let begin
+    assert "if __name__ == '__main__'" in rows[2].error
     # another worker did the rest
     assert [*results(rows)[:2], results(rows)[3]] == [*expected[:2], expected[3]]
     assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
@@ -93,8 +97,10 @@ def test_an_exception_names_its_block_and_device_once(tmp_path, expected, capfd,
         sweep(trials.failing, GRID, store=store, **where, **SETTINGS)
     for words in ("block 2 of seed 7", '{"n":100,"name":"b"}', "on cpu"):
         assert str(caught.value).count(words) == 1
-    assert "a planted error" in str(caught.value.__cause__)  # with the worker's traceback
-    assert capfd.readouterr().err == ""  # nothing from the workers beside it
+    # with the worker's traceback
+    assert "a planted error" in str(caught.value.__cause__)
+    # nothing from the workers beside it
+    assert capfd.readouterr().err == ""
     assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
 
 
@@ -111,7 +117,8 @@ def test_workers_have_the_bits_of_one_thread_and_the_default_dtype_of_this_proce
         torch.set_num_threads(1)
         one = once().moments
         torch.set_num_threads(4)
-        assert once().moments != one  # the check has power
+        # the check has power
+        assert once().moments != one
         assert once(devices=["cpu"]).moments == one
     finally:
         torch.set_num_threads(threads)
@@ -193,14 +200,17 @@ def test_workers_end_with_their_parent_and_the_next_call_resumes(tmp_path, expec
         )
     )
     workers = [int(path.stem) for path in tmp_path.glob("*.pid")]
-    assert len(workers) == count and all(map(alive, workers))
+    assert len(workers) == count
+    assert all(map(alive, workers))
     if how == signal.SIGINT:
-        os.killpg(parent.pid, how)  # as a terminal does: all of them get it
+        # as a terminal does: all of them get it
+        os.killpg(parent.pid, how)
     else:
         parent.send_signal(how)
     wait_until(lambda: not any(map(alive, workers)))
     _, said = parent.communicate(timeout=PATIENCE)
-    assert said.count("Traceback") == (how == signal.SIGINT)  # the parent's own KeyboardInterrupt
+    # the parent's own KeyboardInterrupt
+    assert said.count("Traceback") == (how == signal.SIGINT)
     assert len(lines(store)) < 12
     assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
 

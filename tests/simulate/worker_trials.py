@@ -15,7 +15,8 @@ from torchdp.simulate import Row, Trial
 from torchdp.simulate.blocks import Samples
 from torchdp.simulate.streams import block_generator
 
-done: Counter[int] = Counter()  # blocks of each process
+# blocks of each process
+done: Counter[int] = Counter()
 GRID: list[dict[str, Any]] = [{"n": n, "name": name} for n in (10, 100) for name in ("a", "b")]
 SETTINGS: dict[str, Any] = {"trials": 250, "seed": 7, "block_size": 100}
 
@@ -86,7 +87,8 @@ def block_lines(store: Path) -> list[bytes]:
     return [line for line in lines if b'"kind":"block"' in line]
 
 
-PATIENCE = 600  # seconds for what must come, on a machine that does other things too
+# seconds for what must come, on a machine that does other things too
+PATIENCE = 600
 
 
 def wait_until(true: Callable[[], object]) -> None:
@@ -118,7 +120,8 @@ def slow(folder: Path, seconds: float, most: int, config: dict[str, Any]) -> Tri
 
 
 for same in (dying, failing, late_first_block, never, slow):
-    same.__wrapped__ = make_trial  # their numbers are its own
+    # their numbers are its own
+    same.__wrapped__ = make_trial
 
 
 def poisoned(generator: torch.Generator, size: int) -> torch.Tensor:

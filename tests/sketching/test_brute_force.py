@@ -123,7 +123,8 @@ def shared(chance, fault):
         grid = {"coalition": AdaptiveCoalition(members), "fraction_bits": 0}
         pure = PureSecureSketch(sketching.ones(n), 1, float(bound), epsilon, **grid)
         ratio = math.exp(-pure.rate * fault**2)
-        for heard in range(n - members, n + 1):  # as many differences as there are honest clients
+        # as many differences as there are honest clients
+        for heard in range(n - members, n + 1):
             r = heard * pure.part
             size = 400
             k = np.arange(size)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from laws import generator
 from scipy import special
+from torch.testing import assert_close
 
 from torchdp.privacy import Model, Neighbours, gaussian_log_delta, gaussian_sigma
 from torchdp.sketching import (
@@ -75,11 +76,9 @@ def test_guarantee_of_gaussian_noise_is_exact_where_everybody_is_honest(sketch):
     mu = written_out_mu(noise, sketch)
     assert mu == pytest.approx(MU, rel=1e-8)
     promise = noise.guarantee(sketch, BOUND, delta=DELTA)
-    assert (
-        promise.exact
-        and promise.epsilon == pytest.approx(EPSILON, rel=1e-6)
-        and promise.delta == DELTA
-    )
+    assert promise.exact
+    assert promise.epsilon == pytest.approx(EPSILON, rel=1e-6)
+    assert promise.delta == DELTA
     assert (promise.model, promise.neighbours) == (Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE)
     assert math.exp(gaussian_log_delta(1 / mu, promise.epsilon)) == pytest.approx(DELTA, rel=1e-5)
     less = type(noise)(0.9 * noise.sigma)
@@ -112,9 +111,7 @@ def test_guarantee_holds_against_every_adaptive_coalition(make):
 def test_noise_for_each_row_has_the_least_variance(sketch):
     least = entry_variance(BOUND, epsilon=EPSILON, delta=DELTA)
     assert least == pytest.approx((2 * BOUND / MU) ** 2)
-    torch.testing.assert_close(
-        rows(sketch).variance(sketch), torch.full((sketch.height,), least).double()
-    )
+    assert_close(rows(sketch).variance(sketch), torch.full((sketch.height,), least).double())
 
 
 def test_a_sketch_without_honest_clients_in_some_row_is_refused():
@@ -152,7 +149,9 @@ def test_guarantee_of_laplace_noise_is_pure_and_exact(corrupt, copies):
     coalition = AdaptiveCoalition(corrupt)
     noise = LaplaceNoise.calibrated(sketch, BOUND, epsilon=EPSILON, coalition=coalition)
     promise = noise.guarantee(sketch, BOUND, coalition=coalition)
-    assert promise.exact and promise.delta == 0 and promise.epsilon == pytest.approx(EPSILON)
+    assert promise.exact
+    assert promise.delta == 0
+    assert promise.epsilon == pytest.approx(EPSILON)
     x = np.linspace(-60, 60, 4801) * noise.scale + 1e-9
     honest = int(sketch.counts()[0]) - corrupt
     worst = []
@@ -161,7 +160,8 @@ def test_guarantee_of_laplace_noise_is_pure_and_exact(corrupt, copies):
         here = laplace_sum_density(x - BOUND, shares, noise.scale)
         there = laplace_sum_density(x - -BOUND, shares, noise.scale)
         worst.append(copies * float(np.log(here / there).max()))
-    assert max(worst) <= EPSILON * (1 + 1e-9) and worst[0] == pytest.approx(EPSILON, rel=1e-6)
+    assert max(worst) <= EPSILON * (1 + 1e-9)
+    assert worst[0] == pytest.approx(EPSILON, rel=1e-6)
     fewer = laplace_sum_density(x - BOUND, 0.5, noise.scale) / laplace_sum_density(
         x + BOUND, 0.5, noise.scale
     )

@@ -7,6 +7,7 @@ import pytest
 import torch
 from laws import generator
 from scipy import stats
+from torch.testing import assert_close
 
 from torchdp.sketching import balanced_osnap, count_sketch, ones, osnap, rademacher
 
@@ -32,7 +33,7 @@ def test_columns_have_unit_norm_and_the_product_is_the_identity_on_average(make)
     for seed in range(draws):
         S = make(n, m, s, generator=generator(seed)).dense()
         product = S.mT @ S
-        torch.testing.assert_close(product.diagonal(), torch.ones(n, dtype=torch.float64))
+        assert_close(product.diagonal(), torch.ones(n, dtype=torch.float64))
         total += product
         unsigned += S.abs().mT @ S.abs()
     off = ~torch.eye(n, dtype=torch.bool)
@@ -49,7 +50,8 @@ def test_every_copy_is_uniform_whatever_the_others_are():
     for rows in (*sketch.rows, *count_sketch(n, m, generator=generator(1)).rows):
         assert stats.chisquare(torch.bincount(rows, minlength=m)).pvalue > ALPHA
     sets = np.bincount(sum(2 ** sketch.rows[c] for c in range(s)).numpy())
-    assert (sets > 0).sum() == math.comb(m, s) and stats.chisquare(sets[sets > 0]).pvalue > ALPHA
+    assert (sets > 0).sum() == math.comb(m, s)
+    assert stats.chisquare(sets[sets > 0]).pvalue > ALPHA
     assert stats.binomtest(int((sketch.signs > 0).sum()), s * n).pvalue > ALPHA
 
 
@@ -58,12 +60,14 @@ def test_every_copy_is_uniform_whatever_the_others_are():
 )
 def test_balanced_rows_hold_equally_many_up_to_one(n, m, s):
     counts = balanced_osnap(n, m, s, generator=generator()).counts()
-    assert int(counts.max() - counts.min()) <= 1 and int(counts.sum()) == s * n
+    assert int(counts.max() - counts.min()) <= 1
+    assert int(counts.sum()) == s * n
 
 
 def test_the_dense_sketch_is_a_latin_square_of_copies():
     sketch = rademacher(30, 5, generator=generator())
-    assert sketch.copies == 5 and (sketch.counts() == 30).all()
+    assert sketch.copies == 5
+    assert (sketch.counts() == 30).all()
     for c in range(5):
         assert (torch.bincount(sketch.rows[c]) == 6).all()
     assert (sketch.dense().abs() - 1 / math.sqrt(5)).abs().max() < 1e-15
@@ -71,7 +75,7 @@ def test_the_dense_sketch_is_a_latin_square_of_copies():
 
 def test_ones_is_the_plain_sum():
     A = torch.randn(17, 3, dtype=torch.float64, generator=generator())
-    torch.testing.assert_close(ones(17).apply(A), A.sum(0, keepdim=True))
+    assert_close(ones(17).apply(A), A.sum(0, keepdim=True))
 
 
 def stretches(sketch, basis):

@@ -101,7 +101,9 @@ def test_corollary_4_10_promises_m_times_what_it_needs():
     sketch = rademacher(n, m, generator=generator())
     noise = paper.laplace_noise(sketch, d, eta, epsilon=epsilon)
     promise = noise.guarantee(sketch, eta * d)
-    assert promise.exact and promise.delta == 0 and promise.epsilon == pytest.approx(epsilon / m)
+    assert promise.exact
+    assert promise.delta == 0
+    assert promise.epsilon == pytest.approx(epsilon / m)
     one = balanced_count_sketch(n, m, generator=generator())
     sparse = LaplaceNoise.calibrated(one, eta * d, epsilon=epsilon).variance(one)
     dense = LaplaceNoise.calibrated(sketch, eta * d, epsilon=epsilon).variance(sketch)
@@ -120,4 +122,5 @@ def test_the_noise_of_the_experiments_is_far_from_its_nominal_epsilon(columns, t
     for nominal, epsilon in zip((0.03, 0.1, 0.5), true, strict=True):
         noise = paper.experiment_noise(sketch, epsilon=nominal, delta=DELTA)
         found = noise.guarantee(sketch, math.sqrt(columns), delta=DELTA).epsilon
-        assert found == pytest.approx(epsilon, rel=0.03) and found > 10 * nominal
+        assert found == pytest.approx(epsilon, rel=0.03)
+        assert found > 10 * nominal
