@@ -49,7 +49,9 @@ def lp(values, p):
     top = np.abs(values).max()
     if p == math.inf or top == 0:
         return top
-    return top * ((np.abs(values) / top) ** LONG(p)).sum() ** (1 / LONG(p))
+    scaled = np.abs(values) / top
+    total = (scaled ** LONG(p)).sum()
+    return top * total ** (1 / LONG(p))
 
 
 def singular_values(M):
@@ -68,10 +70,9 @@ def singular_values(M):
                 z = (b - a) / (2 * c)
                 t = (1 if z >= 0 else -1) / (abs(z) + np.sqrt(1 + z * z))
                 cosine = 1 / np.sqrt(1 + t * t)
-                M[:, i], M[:, j] = (
-                    cosine * (M[:, i] - t * M[:, j]),
-                    cosine * (t * M[:, i] + M[:, j]),
-                )
+                first = cosine * (M[:, i] - t * M[:, j])
+                M[:, j] = cosine * (t * M[:, i] + M[:, j])
+                M[:, i] = first
         if off < 1e-17:
             break
     return np.sqrt((M * M).sum(0))
@@ -85,7 +86,8 @@ def upper(W, left, right, p, v=None):
     missing = W - left @ right - (0 if v is None else np.asarray(v, dtype=LONG)[:, None])
     rows = np.sqrt((left * left).sum(1))
     others = np.sqrt((missing * missing).sum(1))
-    return lp(rows, p) * np.sqrt((right * right).sum(0)).max() + lp(others, p)
+    columns = np.sqrt((right * right).sum(0))
+    return lp(rows, p) * columns.max() + lp(others, p)
 
 
 def lower(W, c, P, p, shift):
@@ -93,10 +95,12 @@ def lower(W, c, P, p, shift):
     W = np.asarray(W, dtype=LONG)
     c = np.asarray(c, dtype=LONG)
     P = np.asarray(P, dtype=LONG)
-    c = c / lp(c, {2: math.inf, math.inf: 1}.get(p) or p / (p - 2))
+    conjugate = {2: math.inf, math.inf: 1}.get(p) or p / (p - 2)
+    c = c / lp(c, conjugate)
     P = P / P.sum()
     centred = W - (W @ P)[:, None] if shift else W
-    return singular_values(np.sqrt(c)[:, None] * centred * np.sqrt(P)).sum()
+    weighted = np.sqrt(c)[:, None] * centred * np.sqrt(P)
+    return singular_values(weighted).sum()
 
 
 @lru_cache
@@ -112,9 +116,8 @@ def program(m, n, p, shift, alpha):
     columns = cp.diag(Z)[m:] <= 1
     X = Z[:m, m:] + (cp.reshape(v, (m, 1), order="C") @ np.ones((1, n)) if shift else 0)
     entries = cp.abs(X - W) <= alpha if alpha else X == W
-    problem = cp.Problem(
-        cp.Minimize(cp.norm(a, p / 2 if p < math.inf else "inf")), [rows, columns, entries]
-    )
+    error = cp.norm(a, p / 2 if p < math.inf else "inf")
+    problem = cp.Problem(cp.Minimize(error), [rows, columns, entries])
     return problem, W, Z, v, rows, columns
 
 
@@ -193,18 +196,21 @@ def test_guarantee_certificates_of_bad_factors_and_weights_are_true_as_well():
 def test_guarantee_approximate_and_dual_bounds_hold():
     for index, W in enumerate(INSTANCES):
         alpha = (0.1, 0.4)[index % 2]
-        found = approximate(torch.from_numpy(W), alpha * np.abs(W).max())
+        size = np.abs(W).max()
+        certificate = approximate(torch.from_numpy(W), alpha * size).certificate
         _, above = truth(index, math.inf, False, alpha)
-        assert found.certificate.lower <= above * ROOM <= found.certificate.upper * (1 + 1e-6)
+        assert certificate.lower <= above * ROOM <= certificate.upper * (1 + 1e-6)
         dual = gamma2_dual(torch.from_numpy(W), tol=1e-6)
         c = np.asarray(dual.row_weights, dtype=LONG)
         P = np.asarray(dual.column_weights, dtype=LONG)
         unit = np.asarray(W, dtype=LONG)
         used = P > 1e-14
         c = c / c.sum()
-        needed = singular_values(unit[:, used] / np.sqrt(c)[:, None] / np.sqrt(P[used] / P.sum()))
+        rows = np.sqrt(c)[:, None]
+        columns = np.sqrt(P[used] / P.sum())
+        needed = singular_values(unit[:, used] / rows / columns)
         assert float(dual.upper) == pytest.approx(float(needed.max()), rel=1e-11)
-        # <X, U> <= gamma_2(X) gamma_2*(U)
+        # <X, U> <= gamma_2(X) gamma_2*U
         for other, X in enumerate(INSTANCES):
             if X.shape == W.shape:
                 assert (X * W).sum() <= truth(other, math.inf, False)[1] * float(dual.upper) * ROOM
@@ -221,14 +227,16 @@ def largest_move(right, period):
     for i in range(min(period, right.shape[1])):
         R = np.asarray(right[:, i::period], dtype=LONG)
         for _ in range(4):
-            u = generator.normal(size=(R.shape[1], R.shape[1])).astype(LONG)
+            count = R.shape[1]
+            u = generator.normal(size=(count, count)).astype(LONG)
             for _ in range(60):
                 for s in range(len(u)):
                     u[s] /= np.sqrt(u[s] @ u[s])
                     toward = R[:, s] @ (R @ u - np.outer(R[:, s], u[s]))
                     u[s] = toward if toward @ toward > 0 else u[s]
             u /= np.sqrt((u * u).sum(1, keepdims=True))
-            best = max(best, float(np.sqrt(((R @ u) ** 2).sum())))
+            moved = np.sqrt(((R @ u) ** 2).sum())
+            best = max(best, float(moved))
     return best
 
 
@@ -239,22 +247,21 @@ def epochs_judge(index, period, p):
     claimed = found.certificate
     right = found.right.numpy()
     left = found.left.numpy()
-    rows = lp(np.sqrt((left.astype(LONG) ** 2).sum(1)), p)
+    squares = (left.astype(LONG) ** 2).sum(1)
+    rows = lp(np.sqrt(squares), p)
     reached = largest_move(right, period)
     promised = float(claimed.upper / rows)
     assert 1 - 1e-6 <= reached / promised <= ROOM
     X = cp.Variable((n, n), PSD=True)
     y = cp.Variable(n)
     own = [np.eye(n)[:, i::period] for i in range(min(period, n))]
-    bounded = [cp.sum(E.T @ y) <= 1 for E in own] + [
-        cp.diag(E.T @ y) - E.T @ X @ E >> 0 for E in own
-    ]
-    errors = [cp.matrix_frac(row, X) for row in W / np.abs(W).max()]
+    bounded = [cp.sum(E.T @ y) <= 1 for E in own]
+    bounded += [cp.diag(E.T @ y) - E.T @ X @ E >> 0 for E in own]
+    size = np.abs(W).max()
+    errors = [cp.matrix_frac(row, X) for row in W / size]
     value = cp.max(cp.hstack(errors)) if p == math.inf else cp.sum(errors)
-    exact = (
-        math.sqrt(cp.Problem(cp.Minimize(value), bounded).solve(solver=cp.CLARABEL))
-        * np.abs(W).max()
-    )
+    problem = cp.Problem(cp.Minimize(value), bounded)
+    exact = math.sqrt(problem.solve(solver=cp.CLARABEL)) * size
     assert claimed.lower <= exact * (1 + 1e-6)
     assert exact <= claimed.upper * (1 + 1e-6)
     return reached / promised
@@ -304,7 +311,11 @@ def test_planted_faults_of_norms_shifts_and_epochs_are_caught(monkeypatch):
     truths = truth(3, 2, True)
     assert lower(W, np.ones(3), np.ones(3), 2, False) > truths[1] * 1.5
     epochs_judge(1, 1, 2)
+
+    def of_one_column(right, period):
+        return right.norm(dim=0).max()
+
     for module in (epochs, returning_certificate):
-        monkeypatch.setattr(module, "sensitivity", lambda right, period: right.norm(dim=0).max())
+        monkeypatch.setattr(module, "sensitivity", of_one_column)
     with pytest.raises((AssertionError, ArithmeticError, RuntimeWarning)):
         epochs_judge(1, 1, 2)

@@ -66,20 +66,21 @@ def test_three_buffers_come_close_to_the_best_strategy():
     assert found.certificate.gap < 2e-3
     # the control: no diagonals
     toeplitz = replace(found.strategy, before=torch.ones(100), after=torch.ones(100))
-    C = toeplitz.dense() / toeplitz.dense().norm(dim=0).max()
-    rows = torch.linalg.solve_triangular(
-        C, RunningSums(100).dense(), upper=False, left=False
-    ).norm()
+    dense = toeplitz.dense()
+    C = dense / dense.norm(dim=0).max()
+    sums = RunningSums(100).dense()
+    rows = torch.linalg.solve_triangular(C, sums, upper=False, left=False).norm()
     assert rows > 1.02 * found.certificate.upper
 
 
 def test_rates_that_jump_leave_poles_and_zeros_apart():
     """The best buffers of such rates lie at an end: a pole of 1, or one on a zero."""
     g = keyed_generator(b"rates")
-    jumps = [torch.exp(2 * torch.randn(12, generator=g, dtype=torch.float64)) for _ in range(8)]
+    normals = [torch.randn(12, generator=g, dtype=torch.float64) for _ in range(8)]
+    jumps = [torch.exp(2 * each) for each in normals]
     for rates in (jumps[0], jumps[7]):
-        found = factorize_buffered(RunningSums(12, 0.9, 0.9, rates), 2, 4.0)
-        assert found.certificate.lower <= found.certificate.upper < 3 * found.certificate.lower
+        certificate = factorize_buffered(RunningSums(12, 0.9, 0.9, rates), 2, 4.0).certificate
+        assert certificate.lower <= certificate.upper < 3 * certificate.lower
 
 
 def random_strategy(generator, buffers, n, falling=False):
@@ -103,9 +104,9 @@ def strategies(falling):
 
 def moved(C, gap, times):
     """What the worst set moves, squared."""
-    return max(
-        float(C[:, list(s)].sum(1).square().sum()) for s in permitted(Separated(gap, times), len(C))
-    )
+    sets = permitted(Separated(gap, times), len(C))
+    moved = [C[:, list(s)].sum(1) for s in sets]
+    return max(float(each.square().sum()) for each in moved)
 
 
 def test_guarantee_no_set_moves_further_and_one_moves_as_far_as_is_said():
@@ -133,7 +134,8 @@ def test_guarantee_no_set_moves_further_and_one_moves_as_far_as_is_said():
 def test_where_diagonals_fall_the_packed_set_is_the_worst():
     for C, gap, times in strategies(True):
         bound, attained, _ = apart_squares(*C.tensors, gap, times)
-        packed = C.dense()[:, ::gap][:, :times].sum(1).square().sum()
+        users = C.dense()[:, ::gap][:, :times]
+        packed = users.sum(1).square().sum()
         assert math.isclose(bound, float(packed), rel_tol=1e-9)
         assert math.isclose(attained, bound, rel_tol=1e-9)
 
@@ -187,7 +189,8 @@ def recalled_strategies():
     for case in range(40):
         n = 2 + case
         buffered = random_strategy(generator, 1 + case % 4, n)
-        earlier = 1.2 * torch.rand(1 + case % 5, n, generator=generator).double() - 0.6
+        drawn = torch.rand(1 + case % 5, n, generator=generator).double()
+        earlier = 1.2 * drawn - 0.6
         yield RecalledStrategy(buffered, 1 + case % 7, earlier)
 
 
@@ -249,7 +252,8 @@ def test_buffers_come_near_the_bound_for_every_strategy(monkeypatch, n, period, 
     products, rounding = C.class_products()
     assert float((products.abs().sum((1, 2)) + rounding).max()) <= 1 + 1e-8
     W = RunningSums(n)
-    least = float(factorize_epochs(W.dense(), period, p, 1e-4).certificate.lower)
+    best = factorize_epochs(W.dense(), period, p, 1e-4).certificate
+    least = float(best.lower)
     error = float(torch.linalg.vector_norm(rows, ord=p))
     assert least <= error <= most * least
     # the control: no noise is drawn again

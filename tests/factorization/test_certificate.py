@@ -158,9 +158,8 @@ def test_factors_that_overflow_prove_nothing_above():
     for p in (2.0, 3.0, math.inf):
         # inf, and inf - inf
         for sign in (huge, torch.tensor([1.0, -1.0, 1.0]).double() * huge):
-            certificate = certify(
-                W, sign, 1e200 * torch.ones(3, 4).double(), torch.ones(3), torch.ones(4), p=p
-            )
+            left = 1e200 * torch.ones(3, 4).double()
+            certificate = certify(W, sign, left, torch.ones(3), torch.ones(4), p=p)
             assert certificate.upper == certificate.gap == certificate.residual == math.inf
             assert 0 < certificate.lower < math.inf
 

@@ -35,7 +35,8 @@ def honaker(k, p=math.inf):
 
 def exact_and_above(found, W, p=math.inf):
     """left right = W, and the optimum lies between the certified bounds."""
-    assert_close(found.left @ found.right, W, rtol=0, atol=1e-12 * float(W.abs().max()))
+    size = float(W.abs().max())
+    assert_close(found.left @ found.right, W, rtol=0, atol=1e-12 * size)
     optimum = factorize(W, p, tol=1e-4).certificate
     assert found.certificate.lower <= optimum.upper * (1 + 1e-9)
     assert optimum.lower <= found.certificate.upper * (1 + 1e-9)
@@ -56,13 +57,16 @@ def root_bound(k):
 @pytest.mark.parametrize("k", [2, 5, 16, 31, 100])
 def test_prefix_sums_are_within_the_published_bounds(k):
     h = (k - 1).bit_length()
-    tree, root, normalised = (float(build(k).certificate.upper) for build in PREFIX)
+    bounds = [float(build(k).certificate.upper) for build in PREFIX]
+    tree, root, normalised = bounds
     assert tree <= math.sqrt((h + 1) * max(h, 1)) * (1 + 1e-12)
     if k == 2**h:
         # attained, so a smaller bound is false
         assert tree == pytest.approx(math.sqrt((h + 1) * h))
     assert float(honaker(k).certificate.upper) <= tree * (1 + 1e-12)
-    exact = sum((math.comb(2 * j, j) / 4**j) ** 2 for j in range(k))
+    # coefficients of the square root of the prefix sums
+    coefficients = [math.comb(2 * j, j) / 4**j for j in range(k)]
+    exact = sum(c**2 for c in coefficients)
     assert root == pytest.approx(exact, rel=1e-12)
     assert root_bound(k) - 0.2 < exact <= root_bound(k)
     if k >= 5:
@@ -91,7 +95,8 @@ def lipschitz(n, seed=0):
     """
     steps = normal(40, n - 1, seed=seed).sign()
     walk = torch.cat([torch.zeros(40, 1, dtype=torch.float64), steps.cumsum(1)], 1)
-    return walk - walk[:, n // 2 : n // 2 + 1]
+    middle = n // 2
+    return walk - walk[:, middle : middle + 1]
 
 
 @pytest.mark.parametrize("n", [1, 2, 6, 7, 8, 33])
@@ -99,7 +104,8 @@ def test_lipschitz_tree_is_exact_and_within_its_bound(n):
     monotone = workloads.absolute_difference(n).dense()
     for W in (monotone, monotone - n / 4, lipschitz(n)) if n > 1 else (monotone + 1,):
         value, _ = exact_and_above(lipschitz_tree(W), W)
-        B = float(W[:, n // 2].abs().max())
+        centre = W[:, n // 2]
+        B = float(centre.abs().max())
         assert value <= math.sqrt(36 / 11 * (B**2 + 9 / 14 * 4 ** n.bit_length()))
         for p in (2.0, 3.0):
             exact_and_above(lipschitz_tree(W, p, decay=0.7), W, p)
@@ -141,7 +147,8 @@ def test_boxes(p):
     value = gamma_box(low, high, p)
     assert inside(value, factorize(corners, p, True, tol=1e-7).certificate, 1e-7)
     sides = torch.full((3, 4), 2.0, dtype=torch.float64)
-    assert_close(gamma_box(-sides / 2, sides / 2, p), 4 ** (1 / 2 + 1 / p) * torch.ones(3).double())
+    expected = 4 ** (1 / 2 + 1 / p) * torch.ones(3).double()
+    assert_close(gamma_box(-sides / 2, sides / 2, p), expected)
     assert gamma_box(low, low, p) == 0
 
 
@@ -150,7 +157,8 @@ def test_ellipsoids_between_polygons(p):
     A = normal(2, 2)
     N = 60
     angle = torch.arange(N, dtype=torch.float64) * (2 * math.pi / N)
-    polygon = A @ torch.stack([angle.cos(), angle.sin()]) + normal(2, 1, seed=1)
+    circle = torch.stack([angle.cos(), angle.sin()])
+    polygon = A @ circle + normal(2, 1, seed=1)
     found = factorize(polygon, p, True, tol=1e-6).certificate
     value = gamma_ellipsoid(A, p)
     assert found.lower <= value * (1 + 1e-9)
@@ -193,7 +201,8 @@ def test_its_noise_is_that_of_a_factorization(shift):
     R = torch.linalg.pinv(L) @ W
     assert_close(L @ R, W)
     assert_close(R.norm(dim=0), torch.ones(32).double())
-    assert_close(L.square().sum(1), torch.full((40,), made.variance(1.0)).double())
+    expected = torch.full((40,), made.variance(1.0))
+    assert_close(L.square().sum(1), expected.double())
 
 
 def test_three_way_marginals_of_a_thousand_bits():
@@ -204,7 +213,8 @@ def test_three_way_marginals_of_a_thousand_bits():
     assert made.cells == 1_329_336_000
     assert made.certificate().gap <= 1e-11
     # of 40 bits: sets share subsets
-    random = torch.rand(20_000, 40, generator=generator()).argsort(1)[:, :3]
+    keys = torch.rand(20_000, 40, generator=generator())
+    random = keys.argsort(1)[:, :3]
     sets = random.sort(1).values
     normals = torch.randn(len(made.subsets(sets)[0]), dtype=torch.float64, generator=generator())
     noise = made.noise(sets, normals, 2.0)

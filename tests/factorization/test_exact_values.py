@@ -63,7 +63,8 @@ def test_marginal_tables(d, order, p):
     # of the singular values, times 2^(d - order)
     squares = [math.comb(d - t, order - t) for t in range(order + 1)]
     trace = sum(math.comb(d, t) * math.sqrt(square) for t, square in enumerate(squares))
-    brackets(W, W.shape[0] ** (1 / p) * trace / (2**order * math.sqrt(math.comb(d, order))), p=p)
+    scale = 2**order * math.sqrt(math.comb(d, order))
+    brackets(W, W.shape[0] ** (1 / p) * trace / scale, p=p)
 
 
 @pytest.mark.parametrize("k", [2, 3, 10, 64])
@@ -73,15 +74,17 @@ def test_unequal(k):
 
 @pytest.mark.parametrize("n", [2, 4, 8, 16, 33, 64])
 def test_sign_triangular(n):
-    W = 2 * workloads.prefix(n).dense() - 1
-    brackets(W, sum(1 / math.sin((2 * j - 1) * math.pi / (2 * n)) for j in range(1, n + 1)) / n)
+    signs = 2 * workloads.prefix(n).dense() - 1
+    angles = [(2 * j - 1) * math.pi / (2 * n) for j in range(1, n + 1)]
+    brackets(signs, sum(1 / math.sin(angle) for angle in angles) / n)
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 5])
 def test_kronecker_power_of_the_subset_matrix(d):
-    factor = workloads.prefix(2).factors
-    brackets(workloads.Workload("subsets", factor * d), (2 / math.sqrt(3)) ** d)
-    brackets(workloads.Workload("subsets", factor * d), ((1 + math.sqrt(5)) / 2) ** d, p=2)
+    W = workloads.Workload("subsets", workloads.prefix(2).factors * d)
+    golden = (1 + math.sqrt(5)) / 2
+    brackets(W, (2 / math.sqrt(3)) ** d)
+    brackets(W, golden**d, p=2)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +97,9 @@ def test_all_ranges(k, value):
 @pytest.mark.parametrize("d", [1, 2, 3, 6])
 @pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
 def test_cube_with_shift(d, p):
-    cube = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * d).reshape(-1, d).T.double()
+    sides = [torch.tensor([0.0, 1.0])] * d
+    corners = torch.cartesian_prod(*sides).reshape(-1, d)
+    cube = corners.T.double()
     brackets(cube, d ** (1 / 2 + 1 / p) / 2, p=p, shift=True)
 
 
@@ -118,7 +123,8 @@ LARGE = [
 
 @pytest.mark.parametrize("name, n, p, low, high", LARGE)
 def test_our_bounds_meet_those_certified_elsewhere(name, n, p, low, high):
-    signs = 2.0 * torch.tensor(np.random.default_rng(0).integers(0, 2, (n, n))) - 1
+    bits = np.random.default_rng(0).integers(0, 2, (n, n))
+    signs = 2.0 * torch.tensor(bits) - 1
     W = {"prefix": workloads.prefix, "ranges": workloads.all_ranges, "signs": lambda n: signs}[
         name
     ](n)

@@ -67,7 +67,8 @@ def most_information(instance: HardInstance, epsilon: float) -> float:
     M = instance.directions.numpy()
     subsets = np.array(list(itertools.product((0.0, 1.0), repeat=len(P))))
     A = 1 + (math.exp(epsilon) - 1) * subsets
-    gain = (c * (A @ M.T) ** 2).sum(1) / (A @ P)
+    signal = (A @ M.T) ** 2
+    gain = (c * signal).sum(1) / (A @ P)
     return -linprog(-gain, A_eq=A.T, b_eq=np.ones(len(P)), method="highs").fun
 
 
@@ -81,7 +82,8 @@ def test_guarantee_information_bounds_every_channel(name):
 @pytest.mark.parametrize("seed", range(6))
 def test_guarantee_information_bounds_every_channel_for_any_witness(seed):
     W = normal(4, 7)
-    instance = hard_instance(W, normal(4, 7, name=bytes([seed])) + 0.3 * W)
+    direction = normal(4, 7, name=bytes([seed]))
+    instance = hard_instance(W, direction + 0.3 * W)
     for epsilon in EPSILONS:
         assert most_information(instance, epsilon) <= instance.information(epsilon) * (1 + 1e-7)
 
@@ -97,13 +99,14 @@ def test_information_is_attained():
     for k in (3, 4, 6):
         epsilon = math.log(k - 1)
         histogram = hard_instance(torch.eye(k))
-        response = (torch.eye(k).double() * (math.exp(epsilon) - 1) + 1) / (
-            math.exp(epsilon) + k - 1
-        )
+        more = math.exp(epsilon) - 1
+        response = (torch.eye(k).double() * more + 1) / (math.exp(epsilon) + k - 1)
         signal = (histogram.directions @ response.T).square() / (response @ histogram.type_weights)
-        attained = float((histogram.query_weights[:, None] * signal).sum())
+        weights = histogram.query_weights[:, None]
+        attained = float((weights * signal).sum())
         assert math.isclose(attained, histogram.information(epsilon), rel_tol=1e-3)
-        norm = float(factorize(torch.eye(k), shift=True, tol=1e-6).certificate.upper)
+        certificate = factorize(torch.eye(k), shift=True, tol=1e-6).certificate
+        norm = float(certificate.upper)
         sinh = math.sinh(epsilon / 2) ** 2 / norm**2
         assert math.isclose(histogram.information(epsilon), sinh, rel_tol=1e-3)
 
@@ -132,15 +135,21 @@ def bayes_risk(n: int, epsilon: float, half: float) -> tuple[float, float]:
     """Least mean squared and mean absolute error of the coin's mean from n randomized responses,
     under the prior.
     """
-    t = (np.arange(1000) + 0.5) / 1000 * 2 - 1
+    cells = (np.arange(1000) + 0.5) / 1000
+    t = cells * 2 - 1
     prior = np.cos(math.pi * t / 2) ** 2
     t = half * t
     prior = prior / prior.sum()
-    joint = prior * binom.pmf(np.arange(n + 1)[:, None], n, (1 + math.tanh(epsilon / 2) * t) / 2)
+    ones = np.arange(n + 1)[:, None]
+    chance = (1 + math.tanh(epsilon / 2) * t) / 2
+    joint = prior * binom.pmf(ones, n, chance)
     posterior = joint / joint.sum(1, keepdims=True)
     mean = posterior @ t
-    median = t[(posterior.cumsum(1) >= 0.5).argmax(1)]
-    return (joint * (t - mean[:, None]) ** 2).sum(), (joint * abs(t - median[:, None])).sum()
+    above = posterior.cumsum(1) >= 0.5
+    median = t[above.argmax(1)]
+    squares = (t - mean[:, None]) ** 2
+    distances = abs(t - median[:, None])
+    return (joint * squares).sum(), (joint * distances).sum()
 
 
 @pytest.mark.parametrize("n", [1, 5, 40])
@@ -201,7 +210,8 @@ def solved(name):
     """W, its factorization, and instances: the best, of a bad witness, of a part of the queries."""
     W = workloads.prefix(24).dense() if name == "larger prefix" else SMALL[name]
     found = factorize(W, shift=True, tol=1e-4)
-    return W, found, hard_instance(W), hard_instance(W, normal(*W.shape) + W), hard_instance(W[:2])
+    other = hard_instance(W, normal(*W.shape) + W)
+    return W, found, hard_instance(W), other, hard_instance(W[:2])
 
 
 @pytest.mark.parametrize(
@@ -216,8 +226,10 @@ def solved(name):
 )
 def test_guarantee_samples_are_below_the_local_factorization_mechanism(name, epsilon):
     W, found, instance, *others = solved(name)
-    variance = PrivUnit(found.right.shape[0], epsilon).moments.variance
-    spread = float((W.amax(1) - W.amin(1)).max())
+    channel = PrivUnit(found.right.shape[0], epsilon)
+    variance = channel.moments.variance
+    spans = W.amax(1) - W.amin(1)
+    spread = float(spans.max())
     for alpha in (spread, 0.02, 0.001):
         enough = sample_upper_bound(float(found.certificate.upper), variance, alpha, spread=spread)
         assert all(each.samples(alpha, epsilon) <= enough for each in (instance, *others))
@@ -276,14 +288,14 @@ def test_guarantee_samples_to_test_bound_every_pair_of_messages(name, epsilon):
         assert (half > shift).all()
         assert (moved >= 0).all()
         for ones in itertools.product((0.0, 1.0), repeat=types):
-            A = (1 + math.expm1(epsilon) * torch.tensor(ones, dtype=torch.float64)) / (
-                1 + math.exp(epsilon)
-            )
+            answers = torch.tensor(ones, dtype=torch.float64)
+            A = (1 + math.expm1(epsilon) * answers) / (1 + math.exp(epsilon))
             counts = [
                 binom.pmf(np.arange(n + 1), n, (each @ A).numpy()[:, None])
                 for each in (laws, moved)
             ]
-            failure = np.minimum(*counts).sum(1).max() / 2
+            overlap = np.minimum(*counts).sum(1)
+            failure = overlap.max() / 2
             tight.append(instance.samples_to_test(shift, epsilon, failure) / n)
     # a bound ten times as large is wrong
     assert (0.4 if name == "coin" else 0.1) < max(tight) <= 1
@@ -297,7 +309,8 @@ def test_guarantee_learner_samples_are_below_a_learners():
             needed = learner_samples(D, alpha, epsilon, 0.1)
             learner = PrivateLearner.calibrated(concepts, epsilon=epsilon)
             assert 0 < needed <= learner.samples(alpha, 0.1)
-            limit = 0.8 * math.log(9) * (norm / (4 * alpha * math.sinh(epsilon / 2))) ** 2
+            sinh = math.sinh(epsilon / 2)
+            limit = 0.8 * math.log(9) * (norm / (4 * alpha * sinh)) ** 2
             assert name != "steps" or alpha > 0.1 or math.isclose(needed, limit, rel_tol=1e-2)
     # t > 1; a coin will do
     assert learner_samples(COIN, 0.3, 1.0) == learner_samples(COIN, 0.1, 1.0, 0.5) == 0
@@ -323,10 +336,13 @@ def test_guarantee_that_many_users_are_enough():
     found = factorize(W, shift=True, tol=1e-6)
     variance = PrivUnit(8, epsilon).moments.variance
     n = sample_upper_bound(float(found.certificate.upper), variance, alpha, spread=1.0)
-    noise = found.left.square().sum(-1) * variance * found.sensitivity**2
+    rows = found.left.square().sum(-1)
+    noise = rows * variance * found.sensitivity**2
     # two types, half of the users each
-    sampling = (W.amax(1) - W.amin(1)).square() / 4
-    worst = float(((noise + sampling).amax() / n).sqrt())
+    spans = W.amax(1) - W.amin(1)
+    sampling = spans.square() / 4
+    squares = (noise + sampling).amax() / n
+    worst = float(squares.sqrt())
     assert 0.99 * alpha < worst <= alpha
 
 
@@ -380,7 +396,8 @@ def test_guarantee_no_lattice_noise_has_a_smaller_variance(epsilon, delta):
 def test_guarantee_discrete_laplace_noise_attains_the_bound(epsilon):
     q = math.exp(-epsilon)
     j = np.arange(1, math.ceil(60 / epsilon) + 60)
-    variance = 2 * float((j**2.0 * q**j).sum()) * (1 - q) / (1 + q)
+    second = float((j**2.0 * q**j).sum())
+    variance = 2 * second * (1 - q) / (1 + q)
     bound = least_noise_variance(epsilon)
     assert math.isclose(bound, variance, rel_tol=1e-9)
     assert math.isclose(bound, 1 / (2 * math.sinh(epsilon / 2) ** 2), rel_tol=1e-9)
@@ -421,7 +438,8 @@ def test_guarantee_no_additive_mechanism_beats_the_bound(epsilon, delta):
             if delta:
                 right = found.right.double()
                 left = found.left.double()
-                sigma = gaussian_sigma(epsilon, delta, float(torch.cdist(right.mT, right.mT).max()))
+                distance = float(torch.cdist(right.mT, right.mT).max())
+                sigma = gaussian_sigma(epsilon, delta, distance)
                 error = sigma * float(torch.linalg.vector_norm(left.norm(dim=1), ord=p))
                 assert bound <= error < 12 * bound
     # negative control: for one bit the bound is sqrt(2) below the best noise, and a factor of 1.5

@@ -71,7 +71,7 @@ def test_points_in_the_plane(p, shift):
 
 
 def test_a_norm_of_zero_is_reached_without_a_warning():
-    point = torch.randn(5, 1, dtype=torch.float64, generator=keyed_generator(b"one point"))
+    point = normal(5, 1, name=b"one point")
     W = point.expand(5, 4).clone()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -95,8 +95,11 @@ def test_a_tall_matrix_at_p_2_is_solved_through_its_gram_matrix(kind, shift):
     elif kind == "zero column":
         W[:, 2] = 0
     elif kind == "ill-conditioned":
-        W = W @ torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64, generator=generator)).Q
-        W = W * 10 ** -torch.linspace(0, 9, 6, dtype=torch.float64) @ torch.linalg.qr(W[:6]).Q
+        drawn = torch.randn(6, 6, dtype=torch.float64, generator=generator)
+        # nine decades between the first and the last singular value
+        scales = 10 ** -torch.linspace(0, 9, 6, dtype=torch.float64)
+        W = W @ torch.linalg.qr(drawn).Q
+        W = W * scales @ torch.linalg.qr(W[:6]).Q
     elif kind == "zero":
         W = torch.zeros_like(W)
     elif kind == "batch":
@@ -106,7 +109,8 @@ def test_a_tall_matrix_at_p_2_is_solved_through_its_gram_matrix(kind, shift):
     rounding = 1e-13 * W.abs().amax((-2, -1))
     assert (certificate.upper <= certificate.lower * (1 + 1e-6) + rounding).all()
     assert (certificate.residual <= rounding).all()
-    square = factorize(torch.linalg.qr(W, mode="r").R, 2, shift, tol=1e-6).certificate
+    triangle = torch.linalg.qr(W, mode="r").R
+    square = factorize(triangle, 2, shift, tol=1e-6).certificate
     assert (certificate.lower <= square.upper + rounding).all()
     assert (square.lower <= certificate.upper + rounding).all()
     assert found.row_weights.shape == W.shape[:-1]
@@ -170,11 +174,13 @@ def test_the_warning_says_what_would_help():
         factorize(W.float(), tol=1e-5)
 
 
+def first_factor(W):
+    return factorize_product(workloads.Workload("product", (W, W)), tol=1e-5).factors[0]
+
+
 HALVES = {
     "factorize": lambda W: factorize(W, shift=True, tol=1e-5),
-    "product": lambda W: factorize_product(workloads.Workload("product", (W, W)), tol=1e-5).factors[
-        0
-    ],
+    "product": first_factor,
     "signature": lambda W: signature_form(W + W.T, tol=1e-5),
     "epochs": lambda W: factorize_epochs(W, 2, tol=1e-5),
     "approximate": lambda W: approximate(W, 0.2, tol=1e-5),

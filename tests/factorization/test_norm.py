@@ -54,7 +54,8 @@ def test_gradcheck(p, shift):
     W = normal(4, 5).requires_grad_()
     (gradient,) = torch.autograd.grad(gamma(W, p, shift, tol=1e-9), W)
     steps = 1e-4 * torch.eye(20, dtype=torch.float64).reshape(20, 4, 5)
-    ahead, behind = gamma(torch.stack([W.detach() + steps, W.detach() - steps]), p, shift, tol=1e-9)
+    ends = torch.stack([W.detach() + steps, W.detach() - steps])
+    ahead, behind = gamma(ends, p, shift, tol=1e-9)
     slopes = ((ahead - behind) / 2e-4).reshape(4, 5)
     assert_close(gradient, slopes, atol=2e-5, rtol=0)
     # 1 % off is seen
@@ -77,7 +78,9 @@ def test_guarantee_witness_bounds_every_other_matrix(p, shift):
 
 
 def test_guarantee_gamma_is_a_lower_bound_and_close():
-    W = torch.stack([workloads.prefix(4).dense(), workloads.unequal(4).dense()])
+    prefix = workloads.prefix(4).dense()
+    unequal = workloads.unequal(4).dense()
+    W = torch.stack([prefix, unequal])
     assert (
         gamma(W, tol=1e-3) <= torch.tensor([1.326122669, 1.5 + 1e-12], dtype=torch.float64)
     ).all()
@@ -129,7 +132,8 @@ def test_guarantee_gamma_f_is_a_lower_bound_and_differentiable():
 
 def test_gamma_of_integers_is_not_rounded():
     W = torch.ones(2, 2, dtype=torch.int64).tril()
-    assert_close(gamma(W), torch.tensor(2 / math.sqrt(3)).double(), rtol=2e-6, atol=0)
+    expected = torch.tensor(2 / math.sqrt(3))
+    assert_close(gamma(W), expected.double(), rtol=2e-6, atol=0)
 
 
 @pytest.mark.parametrize(("W", "constant", "value"), KNOWN)
@@ -148,14 +152,16 @@ def test_guarantee_no_constant_does_better(seed):
     W.
     """
     generator = keyed_generator(bytes([seed]))
-    W = torch.randn(5, 6, dtype=torch.float64, generator=generator).exp() + seed
+    drawn = torch.randn(5, 6, dtype=torch.float64, generator=generator)
+    W = drawn.exp() + seed
     found = free_constant(W)
     assert found.upper <= found.lower * (1 + 1.01e-3)
     scan = torch.linspace(-float(W.max()), 1, 13, dtype=torch.float64)
     assert (found.lower <= factorize(W + scan[:, None, None]).certificate.upper).all()
     moved = free_constant(W + 100)
     assert overlap(moved, found)
-    attained = float(factorize(W + found.constant, tol=2.5e-4).certificate.upper)
+    certificate = factorize(W + found.constant, tol=2.5e-4).certificate
+    attained = float(certificate.upper)
     assert math.isclose(attained, found.upper, rel_tol=1e-3)
 
 
@@ -168,7 +174,8 @@ def by_layer(W):
     given = cp.Parameter((m, n))
     t = cp.Variable()
     Z = cp.Variable((m + n, m + n), PSD=True)
-    problem = cp.Problem(cp.Minimize(t), [cp.diag(Z) <= t, Z[:m, m:] == given])
+    limits = [cp.diag(Z) <= t, Z[:m, m:] == given]
+    problem = cp.Problem(cp.Minimize(t), limits)
     layer = cvxpylayers.CvxpyLayer(problem, [given], [t, Z])
     value, _ = layer(W, solver_args=SOLVER)
     return value
@@ -192,7 +199,8 @@ def test_gradient_of_the_value_is_the_witness(make):
     value = by_layer(W)
     (implicit,) = torch.autograd.grad(value, W)
     (envelope,) = torch.autograd.grad(gamma2(W, tol=1e-8), W)
-    assert_close(implicit, envelope, rtol=0, atol=2e-4 * float(envelope.abs().max()))
+    size = float(envelope.abs().max())
+    assert_close(implicit, envelope, rtol=0, atol=2e-4 * size)
     # homogeneous of degree 1
     assert_close((implicit * W).sum(), value, rtol=1e-7, atol=0)
     # a thousandth off is seen
@@ -214,7 +222,8 @@ def dual_witness(W, shift):
 def sdp(U):
     m, n = U.shape
     Z = cp.Variable((m + n, m + n), PSD=True)
-    problem = cp.Problem(cp.Maximize(cp.sum(cp.multiply(U.numpy(), Z[:m, m:]))), [cp.diag(Z) == 1])
+    value = cp.sum(cp.multiply(U.numpy(), Z[:m, m:]))
+    problem = cp.Problem(cp.Maximize(value), [cp.diag(Z) == 1])
     return problem.solve(solver=cp.CLARABEL)
 
 

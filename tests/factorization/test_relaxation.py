@@ -53,9 +53,9 @@ def test_guarantee_relaxation_is_W_at_every_parameter(shape):
 
 
 def test_relaxation_of_low_rank_and_of_zero():
-    W = torch.stack(
-        [normal(6, 2) @ normal(2, 5), torch.zeros(6, 5).double(), normal(6, 5)[:, :1].expand(6, 5)]
-    )
+    low_rank = normal(6, 2) @ normal(2, 5)
+    of_rank_one = normal(6, 5)[:, :1].expand(6, 5)
+    W = torch.stack([low_rank, torch.zeros(6, 5).double(), of_rank_one])
     left, right = shake(Relaxation(W))()
     assert left.shape == (3, 6, 2)
     assert_close(left @ right, W, rtol=0, atol=1e-12)
@@ -77,7 +77,8 @@ def test_low_rank_modules_start_at_the_truncated_svd(rank):
     U, S, Vh = torch.linalg.svd(W)
     kept = min(rank, 5)
     left, right = LowRankRelaxation(W, rank)()
-    assert_close(left @ right, U[..., :kept] * S[..., None, :kept] @ Vh[..., :kept, :])
+    scaled = U[..., :kept] * S[..., None, :kept]
+    assert_close(left @ right, scaled @ Vh[..., :kept, :])
     assert right.shape == (2, kept, 5)
     square = symmetric(2, 5, 5)
     values, V = torch.linalg.eigh(square)
@@ -85,7 +86,8 @@ def test_low_rank_modules_start_at_the_truncated_svd(rank):
     V = V.take_along_dim(order[..., None, :], -1)
     module = LowRankRelaxation(square, rank, symmetric=True)
     left, right = module()
-    assert_close(left @ right, V * values.gather(-1, order)[..., None, :] @ V.mT)
+    kept_values = values.gather(-1, order)[..., None, :]
+    assert_close(left @ right, V * kept_values @ V.mT)
     assert_close(left, right.mT * module.weights[..., None, :])
     assert_close(module.weights.abs(), torch.ones(2, kept).double())
 
@@ -95,7 +97,8 @@ def test_directions_that_start_at_zero_can_still_grow():
     W = normal(5, 1) @ normal(1, 4)
     for module in (LowRankRelaxation(W, 2), LowRankRelaxation(W[:4] @ W[:4].T, 2, symmetric=True)):
         left, right = module()
-        missed = (left @ right - torch.eye(left.shape[0], 4)).square().sum()
+        identity = torch.eye(left.shape[0], 4)
+        missed = (left @ right - identity).square().sum()
         gradients = torch.autograd.grad(missed, [*module.parameters()])
         assert all(float(g.abs().max()) > 1e-4 for g in gradients)
         assert any(float(g[..., -1].abs().max()) > 1e-4 for g in gradients)
@@ -141,7 +144,9 @@ def test_guarantee_smooth_log_norm_is_never_below_the_norm(p):
     left = normal(3, 6, 4)
     right = normal(3, 4, 7, name=b"right")
     rows = left.norm(dim=-1)
-    exact = (torch.linalg.vector_norm(rows, ord=p, dim=-1) * right.norm(dim=-2).amax(-1)).log()
+    norms = torch.linalg.vector_norm(rows, ord=p, dim=-1)
+    longest = right.norm(dim=-2).amax(-1)
+    exact = (norms * longest).log()
     values = [smooth_log_norm(left, right, t, p) for t in (1.0, 4.0, 100.0, 1e4)]
     assert all((value >= exact - 1e-12).all() for value in values)
     assert all((a >= b - 1e-12).all() for a, b in itertools.pairwise(values))
@@ -155,7 +160,9 @@ def train(module, loss, steps, learning_rate=0.03):
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for step in range(steps):
         optimizer.zero_grad()
-        loss(*module(), 4 * 1000 ** (step / steps)).sum().backward()
+        # from smooth to sharp, by the same factor at each step
+        sharpness = 4 * 1000 ** (step / steps)
+        loss(*module(), sharpness).sum().backward()
         optimizer.step()
         schedule.step()
     return module
@@ -163,7 +170,8 @@ def train(module, loss, steps, learning_rate=0.03):
 
 def test_an_ordinary_loop_reaches_the_norm():
     """Prefix sums 16: gamma_2 is 1.7045; a batch trains as one by one."""
-    batch = torch.stack([workloads.prefix(16).dense(), -2 * workloads.prefix(16).dense()])
+    prefix = workloads.prefix(16).dense()
+    batch = torch.stack([prefix, -2 * prefix])
 
     def norm(W, steps):
         left, right = (factor.detach() for factor in train(Relaxation(W), smooth_log_norm, steps)())

@@ -56,11 +56,12 @@ DEFICIENT = {
 def test_a_workload_of_any_rank(case, p):
     W, period = DEFICIENT[case]
     found = factorize_epochs(W, period, p)
+    certificate = found.certificate
     expected = program(W, period, p)
-    assert found.certificate.gap <= 1e-3
-    assert found.certificate.residual < 1e-9
-    assert expected * (1 - 1e-5) <= found.certificate.upper <= expected * (1 + 1e-3)
-    assert found.certificate.lower <= expected * (1 + 1e-5)
+    assert certificate.gap <= 1e-3
+    assert certificate.residual < 1e-9
+    assert expected * (1 - 1e-5) <= certificate.upper <= expected * (1 + 1e-3)
+    assert certificate.lower <= expected * (1 + 1e-5)
     assert_close(found.left @ found.right, W)
 
 
@@ -160,7 +161,8 @@ def test_the_value_scales_and_the_dtype_follows(scale):
     found = factorize_epochs(W * scale, 2)
     plain = factorize_epochs(W, 2).certificate
     scaled = found.certificate
-    largest = float(found.left.norm(dim=1).max())
+    rows = found.left.norm(dim=1)
+    largest = float(rows.max())
     # the factors share the scale
     assert math.isclose(largest, float(scaled.upper) / largest, rel_tol=1e-6)
     assert math.isclose(float(scaled.upper), scale * float(plain.upper), rel_tol=1e-5)
@@ -178,7 +180,8 @@ def test_a_workload_is_taken_and_a_stop_before_the_tolerance_is_told():
 
 def program_of_sets(W, gap, times, p, bands=None):
     sets = permitted(Separated(gap, times), len(W))
-    return least_value(W, [s for s in sets if not any(set(s) < set(t) for t in sets)], p, bands)
+    largest = [s for s in sets if not any(set(s) < set(t) for t in sets)]
+    return least_value(W, largest, p, bands)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +248,8 @@ def test_scale_device_and_dtype_do_not_matter():
 )
 def test_guarantee_bounds_of_users_who_keep_apart_hold_for_any_factors(n, gap, times, p):
     W = Iterates(n).dense()
-    fixed = factorize_epochs(W, max(gap, -(-n // times)), p).certificate
+    period = max(gap, -(-n // times))
+    fixed = factorize_epochs(W, period, p).certificate
     best = factorize_separated(W, gap, times, p).certificate.upper
     for seed in range(6):
         left = normal(n, n, name=b"l" + bytes([seed]))
@@ -264,7 +268,8 @@ def test_guarantee_bounds_of_users_who_keep_apart_hold_for_any_factors(n, gap, t
 def test_a_bound_from_every_second_step_is_below_that_of_all(n, gap, times, decay, p):
     W = RunningSums(n, decay)
     whole, _ = passes_bound(W, gap, times, p, 1e-4)
-    fixed = factorize_epochs(W.dense(), max(gap, -(-n // times)), p, 1e-4).certificate
+    period = max(gap, -(-n // times))
+    fixed = factorize_epochs(W.dense(), period, p, 1e-4).certificate
     assert whole == pytest.approx(float(fixed.lower), rel=1e-12)
     some, rounding = passes_bound(W, gap, times, p, 1e-4, most=7)
     assert 0.6 * fixed.lower < some <= fixed.upper + rounding

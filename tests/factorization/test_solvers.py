@@ -28,7 +28,8 @@ def certified(W, p=math.inf, shift=False, **settings):
 
 
 def turned(decades):
-    return with_singular_values(10 ** -torch.linspace(0, decades, 24, dtype=torch.float64))
+    scales = 10 ** -torch.linspace(0, decades, 24, dtype=torch.float64)
+    return with_singular_values(scales)
 
 
 def with_singular_values(values):
@@ -64,7 +65,8 @@ WORKLOADS = {
 )
 def test_both_paths_certify_the_same_norm(name, p, shift):
     W = WORKLOADS[name]
-    size = W.abs().amax((-2, -1)).clamp_min(1e-300)
+    largest = W.abs().amax((-2, -1))
+    size = largest.clamp_min(1e-300)
     limits = {"tol": 1e-5, "max_iterations": 2000}
     exact, one = certified(W, p, shift, spectrum=Decomposed(), **limits)
     found, other = certified(W, p, shift, spectrum=Iterated(), **limits)
@@ -182,9 +184,9 @@ def test_the_certificate_of_a_mirrored_matrix_takes_eigenvalues(name, monkeypatc
     """The solver's weights are mirrored to the last bit, as those of the singular values are."""
     W = MATRICES[name]
     found = factorize(W, tol=1e-3)
-    exact = torch.linalg.svdvals(
-        found.row_weights.sqrt()[:, None] * W * found.column_weights.sqrt()
-    ).sum()
+    rows = found.row_weights.sqrt()[:, None]
+    columns = found.column_weights.sqrt()
+    exact = torch.linalg.svdvals(rows * W * columns).sum()
     monkeypatch.delattr(torch.linalg, "svdvals")
     again = certify(W, found.left, found.right, found.row_weights, found.column_weights)
     assert_close(again.lower, exact, rtol=1e-13, atol=0)
@@ -195,7 +197,8 @@ def test_the_certificate_of_a_mirrored_matrix_takes_eigenvalues(name, monkeypatc
 def test_weights_from_a_coarser_matrix_save_iterations_and_no_more(kind, size, monkeypatch):
     W = workloads.prefix(size).dense()
     if kind == "decay":
-        W = W * 0.99 ** (torch.arange(size)[:, None] - torch.arange(size)).abs().double()
+        steps = torch.arange(size)
+        W = W * 0.99 ** (steps[:, None] - steps).abs().double()
     # smooth, and nothing of it is left in every second row and column
     if kind == "cut":
         W = torch.eye(size, dtype=torch.float64).flip(0)
@@ -273,7 +276,8 @@ def test_without_the_cushion_rounding_carries_the_largest_singular_value_past_ze
     M = with_singular_values(low)
 
     def lost():
-        return 1 - float((M * polar.polar(M, loss, torch.float32)).sum() / low.sum())
+        Q = polar.polar(M, loss, torch.float32)
+        return 1 - float((M * Q).sum() / low.sum())
 
     assert lost() <= 1e-5
     monkeypatch.setattr(polar, "CUSHION", 1e-12)
@@ -283,7 +287,8 @@ def test_without_the_cushion_rounding_carries_the_largest_singular_value_past_ze
 @pytest.mark.parametrize("name", POLAR)
 def test_guarantee_proved_trace_norm_is_below_the_trace_norm_for_any_witness(name):
     M = POLAR[name]
-    M = M / torch.where(M != 0, M.abs(), 0.0).amax().clamp_min(1e-300)
+    used = torch.where(M != 0, M.abs(), 0.0)
+    M = M / used.amax().clamp_min(1e-300)
     trace = torch.linalg.svdvals(M).sum(-1)
     best = polar.polar(M, 1e-11)
     U, _, Vh = torch.linalg.svd(M, full_matrices=False)

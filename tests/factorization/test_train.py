@@ -34,13 +34,14 @@ def test_a_batch_goes_as_one_by_one():
     W[0, 1], W[0, 2] = 0.0, W[0, 2, :, :3] @ W[0, 2, :3]
     W[1, 0, 2], W[1, 1] = 0.0, 1e200 * W[1, 1]
     found = train(W)
+    certificate = found.certificate
     exact = factorize(W, tol=1e-6).certificate
-    assert found.certificate.closed(1e-5).all()
-    assert overlap(found.certificate, exact)
-    assert (found.certificate.residual <= 1e-12 * W.abs().amax((-2, -1)).clamp_min(1.0)).all()
-    assert_close(found.sensitivity, found.certificate.upper.sqrt())
+    assert certificate.closed(1e-5).all()
+    assert overlap(certificate, exact)
+    assert (certificate.residual <= 1e-12 * W.abs().amax((-2, -1)).clamp_min(1.0)).all()
+    assert_close(found.sensitivity, certificate.upper.sqrt())
     alone = train(W[1, 2]).certificate
-    assert_close(found.certificate.upper[1, 2], alone.upper, rtol=1e-5, atol=0)
+    assert_close(certificate.upper[1, 2], alone.upper, rtol=1e-5, atol=0)
 
 
 def test_guarantee_train_is_sound_after_one_step():
@@ -61,11 +62,12 @@ def test_a_structure_of_ones_own_with_parameters_shared_by_a_batch():
             self.logs = torch.nn.Parameter(torch.zeros(W.shape[-1], dtype=torch.float64))
 
         def forward(self):
-            return self.W / self.logs.exp(), torch.diag(self.logs.exp()).expand(
-                *self.W.shape[:-2], -1, -1
-            )
+            scales = self.logs.exp()
+            right = torch.diag(scales).expand(*self.W.shape[:-2], -1, -1)
+            return self.W / scales, right
 
-    W = torch.stack([torch.eye(3), 5 * torch.eye(3)]).double() * torch.tensor([1.0, 2.0, 4.0])
+    pair = torch.stack([torch.eye(3), 5 * torch.eye(3)])
+    W = pair.double() * torch.tensor([1.0, 2.0, 4.0])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = train(W, structure=Shared)
@@ -124,17 +126,18 @@ def squared(name, a, b, W):
     a = a.detach()
     b = b.detach()
     if name == "p = 4":
-        return a.square().sum().sqrt() * b.max()
+        norm = a.square().sum().sqrt()
+        return norm * b.max()
     if name == "mixed":
         return (0.3 * a.max() + 0.7 * a.mean()) * b.max()
     if name == "local":
-        return (a * b.max() - 0.4 * (W.square() * PRIOR).sum(1)).max()
+        offset = 0.4 * (W.square() * PRIOR).sum(1)
+        return (a * b.max() - offset).max()
     if name == "groups":
-        return (
-            a.max()
-            * max((b[0].sqrt() + b[1].sqrt(), b[2].sqrt() + b[3].sqrt(), b[1].sqrt() + b[4].sqrt()))
-            ** 2
-        )
+        b = b.sqrt()
+        # the columns of each of PAIRS move together
+        sums = b[0] + b[1], b[2] + b[3], b[1] + b[4]
+        return a.max() * max(sums) ** 2
     return a.max() * b.max()
 
 
@@ -145,13 +148,15 @@ def program(name, W):
     Z = cp.Variable((m + n, m + n), PSD=True)
     a = cp.diag(Z)[:m]
     b = cp.diag(Z)[m:]
+    offset = 0.4 * (W.square() * PRIOR).sum(1).numpy()
     error = {
         "worst": lambda: cp.max(a),
         "p = 4": lambda: cp.pnorm(a, 2),
         "mixed": lambda: 0.3 * cp.max(a) + 0.7 * cp.sum(a) / m,
-        "local": lambda: cp.max(a - 0.4 * (W.square() * PRIOR).sum(1).numpy()),
+        "local": lambda: cp.max(a - offset),
     }[name]()
-    problem = cp.Problem(cp.Minimize(error), [Z[:m, m:] == W.numpy(), b <= 1])
+    limits = [Z[:m, m:] == W.numpy(), b <= 1]
+    problem = cp.Problem(cp.Minimize(error), limits)
     return float(problem.solve(solver=cp.CLARABEL))
 
 
@@ -161,7 +166,9 @@ def test_training_reaches_the_programs_optimum_and_closes_the_certificate(name):
     found = train(W, OBJECTIVES[name])
     assert found.certificate.gap <= 1e-5
     assert float(found.certificate.upper) ** 2 == pytest.approx(program(name, W), rel=3e-5)
-    exact = squared(name, found.left.square().sum(1), found.right.square().sum(0), W)
+    rows = found.left.square().sum(1)
+    columns = found.right.square().sum(0)
+    exact = squared(name, rows, columns, W)
     assert float(found.certificate.upper) ** 2 == pytest.approx(float(exact), rel=1e-9)
 
 
@@ -211,9 +218,11 @@ def test_groups_end_at_the_least_error_from_any_start():
             def __init__(self, W, seed=seed):
                 super().__init__(W)
                 with torch.no_grad():
-                    self.T.add_(0.5 * normal(*self.T.shape, seed=seed, name=b"start"))
+                    step = normal(*self.T.shape, seed=seed, name=b"start")
+                    self.T.add_(0.5 * step)
 
-        values.append(float(train(W, Groups(PAIRS), Started, tol=1e-4).certificate.upper))
+        certificate = train(W, Groups(PAIRS), Started, tol=1e-4).certificate
+        values.append(float(certificate.upper))
     assert max(values) <= min(values) * (1 + 2e-4)
     both = Groups(torch.ones(1, 2))
     assert float(train(torch.eye(2), both).certificate.upper) == pytest.approx(2.0, rel=1e-5)
@@ -235,12 +244,13 @@ def test_structures_keep_their_shape_and_their_product(name):
     W = workloads.prefix(4).dense()
     structure, holds = STRUCTURES[name]
     found = train(torch.stack([W, 2 * W]), structure=structure, tol=1e-3)
+    certificate = found.certificate
     free = train(W).certificate
     assert holds(found.right[0])
-    assert found.certificate.residual.max() <= 1e-12
-    assert_close(2 * found.certificate.upper[0], found.certificate.upper[1], rtol=3e-3, atol=0)
-    assert free.upper <= found.certificate.upper[0] * (1 + 1e-5)
-    assert_close(found.certificate.lower[0], free.lower, rtol=1e-3, atol=0)
+    assert certificate.residual.max() <= 1e-12
+    assert_close(2 * certificate.upper[0], certificate.upper[1], rtol=3e-3, atol=0)
+    assert free.upper <= certificate.upper[0] * (1 + 1e-5)
+    assert_close(certificate.lower[0], free.lower, rtol=1e-3, atol=0)
 
 
 def test_closed_forms_of_structures():
@@ -252,18 +262,21 @@ def test_closed_forms_of_structures():
         2**0.5, rel=1e-5
     )
     toeplitz = train(workloads.prefix(16), structure=strategy(bands=16, toeplitz=True))
-    best = sum((math.comb(2 * k, k) / 4**k) ** 2 for k in range(16))
+    coefficients = [math.comb(2 * k, k) / 4**k for k in range(16)]
+    best = sum(c**2 for c in coefficients)
     assert float(toeplitz.certificate.upper) == pytest.approx(best, rel=2e-5)
 
 
 def test_a_product_of_relaxations():
     A = workloads.prefix(3).dense()
     B = workloads.prefix(2).dense()
-    found = train(torch.kron(A, B), Mixed(0.5), lambda W: Product(Relaxation(A), Relaxation(B)))
+    certificate = train(
+        torch.kron(A, B), Mixed(0.5), lambda W: Product(Relaxation(A), Relaxation(B))
+    ).certificate
     free = train(torch.kron(A, B), Mixed(0.5)).certificate
-    assert found.certificate.residual <= 1e-12
-    assert found.certificate.gap <= 0.01
-    assert free.upper <= found.certificate.upper * (1 + 1e-5)
+    assert certificate.residual <= 1e-12
+    assert certificate.gap <= 0.01
+    assert free.upper <= certificate.upper * (1 + 1e-5)
     worst = train(torch.kron(A, B), structure=lambda W: Product(Relaxation(A), Relaxation(B)))
     # gamma_2 is multiplicative: the structure costs nothing
     assert worst.certificate.gap <= 1e-4
@@ -279,7 +292,11 @@ def test_bands_for_users_who_come_back(p):
     found = train(W, Groups(groups, p, apart=True), strategy(bands=3), tol=1e-4)
     C = found.right
     rows = torch.linalg.vector_norm(found.left.norm(dim=1), ord=p)
-    moved = [float((C[:, i] + s * C[:, i + 3]).norm()) for i in range(3) for s in (-1, 0.5, 1)]
+    moved = []
+    for i in range(3):
+        for s in (-1, 0.5, 1):
+            user = C[:, i] + s * C[:, i + 3]
+            moved.append(float(user.norm()))
     assert float(rows) * max(moved) == pytest.approx(float(found.certificate.upper), rel=1e-9)
     best = factorize_epochs(W, 3, p, tol=1e-4).certificate
     assert found.certificate.lower <= best.upper
