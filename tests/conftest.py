@@ -43,16 +43,19 @@ def repeated_draws(request, monkeypatch):
     """The system's keys and torch's own generator follow from the test's name, other keys at each
     call and process.
     """
-    calls, (parent, forks) = itertools.count(), process()
+    calls = itertools.count()
+    parent, forks = process()
 
     def key(device="cpu"):
         here, now = process()
         place = "" if here == parent else f"{here} {now - forks}"
-        material = hashlib.sha256(f"{request.node.nodeid} {next(calls)} {place}".encode()).digest()
+        name = f"{request.node.nodeid} {next(calls)} {place}"
+        material = hashlib.sha256(name.encode()).digest()
         return torch.frombuffer(bytearray(material), dtype=torch.int32).to(device)
 
     monkeypatch.setattr(noise, "system_key", key)
-    seed = int.from_bytes(hashlib.sha256(request.node.nodeid.encode()).digest()[:4], "little")
+    digest = hashlib.sha256(request.node.nodeid.encode()).digest()
+    seed = int.from_bytes(digest[:4], "little")
     # torch.manual_seed notes the stack for each device to come
     torch.default_generator.manual_seed(seed)
 

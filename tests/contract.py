@@ -16,7 +16,6 @@ one type: an enumeration, or "same draws, same sum", stays beside it.
 import contextlib
 import dataclasses
 import functools
-import importlib.util
 import math
 import random
 import re
@@ -31,7 +30,7 @@ import pytest
 import torch
 from attacks import strongest
 from batches import Ragged, Stacked, apart, batch_of, turns_of
-from laws import generator, one_law, z_scores
+from laws import executed, generator, one_law, z_scores
 from torch.testing import assert_close
 
 from torchdp.collection import Collection, Journal
@@ -60,16 +59,15 @@ def entries(*folders):
     """The battery's classes that have a protocol, by folder and name: {"mean.LocalMean":
     TestLocalMean}.
     """
-    found, loaded = (
-        {},
-        {getattr(module, "__file__", None): module for module in list(sys.modules.values())},
-    )
+    found = {}
+    modules = list(sys.modules.values())
+    loaded = {getattr(module, "__file__", None): module for module in modules}
     for path in sorted(TESTS.glob("*/test_*.py")):
         if folders and path.parent.name not in folders:
             continue
         if not re.search(r"^class \w+\(.*Contract\)", path.read_text(), re.M):
             continue
-        module = loaded.get(str(path)) or executed(path)
+        module = loaded.get(str(path)) or battery(path)
         for name, kind in vars(module).items():
             if name.startswith("Test") and isinstance(kind, type) and hasattr(kind, "protocol"):
                 kind.page = str(path.relative_to(TESTS.parent))
@@ -77,11 +75,9 @@ def entries(*folders):
     return found
 
 
-def executed(path):
-    spec = importlib.util.spec_from_file_location(f"battery_{path.parent.name}_{path.stem}", path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+def battery(path):
     sys.path.insert(0, str(path.parent))
-    spec.loader.exec_module(module)
+    module = executed(path, f"battery_{path.parent.name}_{path.stem}", registered=True)
     sys.path.remove(str(path.parent))
     return module
 
@@ -149,13 +145,14 @@ class Contract:
         assert not self.protocol.guarantee.exact or loss >= bound * (1 - 1e-6)
 
     def test_a_wrong_constant_breaks_the_guarantee(self):
-        if odd := self.weaker.keys() - {each.name for each in dataclasses.fields(self.protocol)}:
+        fields = {each.name for each in dataclasses.fields(self.protocol)}
+        odd = sorted(self.weaker.keys() - fields)
+        if odd:
             pytest.fail(
-                f"no field {sorted(odd)}: `weaker` must name fields that, so many times, break the guarantee"
+                f"no field {odd}: `weaker` must name fields that, so many times, break the guarantee"
             )
-        changed = {
-            name: getattr(self.protocol, name) * factor for name, factor in self.weaker.items()
-        }
+        factors = self.weaker.items()
+        changed = {name: getattr(self.protocol, name) * factor for name, factor in factors}
         assert self.loss(dataclasses.replace(self.protocol, **changed)) > self.bound(
             self.protocol
         ) * (1 + 1e-9)
@@ -183,20 +180,20 @@ class Contract:
         assert predicted.shape == squares.shape[1:]
         assert predicted.dtype == torch.float64
         noise = z_scores(squares, predicted)
-        allowed = 5 + self.slack * predicted / (squares.std(0) / math.sqrt(self.repeats)).clamp_min(
-            1e-12
-        )
-        assert bool((noise.abs() < allowed).all()), noise
+        deviation = squares.std(0) / math.sqrt(self.repeats)
+        allowed = 5 + self.slack * predicted / deviation.clamp_min(1e-12)
+        assert (noise.abs() < allowed).all(), noise
         for objective in Objective:
             worst = self.protocol.worst_mse(found.n, objective)
             assert worst.shape == ()
             assert float(objective.of(predicted)) <= float(worst) * (1 + 1e-9) + 1e-12
-        ratio = float(found.standard_error.square().mean(0).sum() / squares.mean(0).sum())
+        stated = found.standard_error.square().mean(0).sum()
+        ratio = float(stated / squares.mean(0).sum())
         assert self.honest[0] < ratio < self.honest[1]
         # intervals cost far more than estimates
         some = {name: part[:1000] for name, part in drawn.parts.items()}
         low, high = self.protocol.analyse(Tally(drawn.n, some)).interval(0.9)
-        assert float(((low <= truth) & (truth <= high)).double().mean()) > 0.85
+        assert ((low <= truth) & (truth <= high)).double().mean() > 0.85
 
     def released(self, row, seed, times):
         """What leaves where the first user holds this row, (times, columns), whole numbers or
@@ -207,7 +204,8 @@ class Contract:
         # rounds whose messages are attacked one by one
         if not hasattr(self.protocol, "release"):
             pytest.skip("nothing leaves at once")
-        parts = self.protocol.release(summary, SeededNoise(seed), (times,)).parts.values()
+        tally = self.protocol.release(summary, SeededNoise(seed), (times,))
+        parts = tally.parts.values()
         return torch.cat([part.reshape(times, -1)[:, :COLUMNS] for part in parts], 1)
 
     def attacked(self, times):
@@ -216,7 +214,8 @@ class Contract:
         """
         rows = torch.unique(self.x, dim=0)
         promise = self.protocol.guarantee
-        one, two = (self.released(row, seed, times) for seed, row in enumerate((rows[0], rows[-1])))
+        one = self.released(rows[0], 0, times)
+        two = self.released(rows[-1], 1, times)
         return strongest(one, two, promise.delta), promise
 
     def test_no_event_of_the_bits_that_leave_tells_more(self, times=2**13):
@@ -228,9 +227,8 @@ class Contract:
     def test_no_event_of_ten_million_tells_more(self):
         """Ten million users' messages, or numbers that a curator releases."""
         alone = hasattr(self.protocol, "randomize")
-        numbers = (
-            1 if alone else sum(math.prod(shape) for shape, _ in self.protocol.layout.values())
-        )
+        sizes = [math.prod(shape) for shape, _ in self.protocol.layout.values()]
+        numbers = 1 if alone else sum(sizes)
         self.test_no_event_of_the_bits_that_leave_tells_more(10**7 // numbers)
 
     def test_batches(self, summary):
@@ -306,7 +304,7 @@ class Contract:
         groups = apart * (order >= n).long()
         if isinstance(p, UNBATCHED):
             return
-        noises = (SeededNoise(1000 + seed) for seed in range(self.grouped))
+        noises = [SeededNoise(1000 + seed) for seed in range(self.grouped)]
         runs = [p.collect(x, groups=groups, size=2 * apart, noise=noise) for noise in noises]
         for name, part in slow.items():
             heard = torch.stack([run[name] for run in runs])
@@ -466,9 +464,8 @@ class Contract:
 
     def test_a_seed_repeats_and_the_system_does_not(self):
         def parts(noise):
-            return [
-                part.double() for part in self.protocol.collect(self.x, noise=noise).parts.values()
-            ]
+            tally = self.protocol.collect(self.x, noise=noise)
+            return [part.double() for part in tally.parts.values()]
 
         for once, again in zip(parts(SeededNoise(3)), parts(SeededNoise(3)), strict=True):
             assert_close(once, again, rtol=1e-12, atol=0)
@@ -496,7 +493,7 @@ class Unbiased:
             summary, generator=generator(1), sample_shape=(4 * self.repeats,)
         )
         bias = z_scores(found.value, self.protocol.exact(summary))
-        assert bool((bias.abs() < 5).all()), bias
+        assert (bias.abs() < 5).all(), bias
 
 
 class MessageContract(Contract):
@@ -538,7 +535,8 @@ class MessageContract(Contract):
         def tally(seed):
             return self.protocol.tally(self.protocol.randomize(self.x, noise=SeededNoise(seed)))
 
-        add, (one, two, three) = self.protocol.add, map(tally, range(3))
+        add = self.protocol.add
+        one, two, three = map(tally, range(3))
         left = add(add(one, two), three)
         right = add(one, add(two, three))
         alone = add(self.protocol.empty, one)
@@ -604,9 +602,8 @@ class LocalContract(MessageContract):
             if len(alone.flatten(1).sum(1).unique()) == 1:
                 for n in (1, tally.n - 1, tally.n + 1, 10**9):
                     self.refuse(Tally(n, tally.parts))
-                self.refuse(
-                    Tally(tally.n, {**tally.parts, name: part + place.clamp_min(0).view_as(part)})
-                )
+                more = part + place.clamp_min(0).view_as(part)
+                self.refuse(Tally(tally.n, {**tally.parts, name: more}))
 
     def test_tallies_of_one_user_and_of_very_many_are_taken(self, summary):
         p = self.protocol
@@ -687,7 +684,8 @@ def never_sent(tally):
     """Tallies that no users can have sent, each for one part alone."""
     for name, part in tally.parts.items():
         whole = not part.is_floating_point()
-        far = torch.iinfo(part.dtype).max if whole else 1e6 * float(part.abs().max() + tally.n)
+        size = float(part.abs().max() + tally.n)
+        far = torch.iinfo(part.dtype).max if whole else 1e6 * size
         alone = part.clone()
         alone.view(-1)[:1] = -far
         odd = [torch.full_like(part, far), torch.full_like(part, -far), alone]

@@ -31,17 +31,20 @@ def of_single_precision(moved, seed):
 
 def multiples(moved, seed):
     """Data are whole, the noise has twos alone: a hole of the support."""
-    return (moved + 2 * (normals(seed) / 2).round()).long()
+    halves = (normals(seed) / 2).round()
+    return (moved + 2 * halves).long()
 
 
 def that_end(moved, seed):
     """Noise is cut at a deviation and a half: a tail that one data set alone reaches."""
-    return (moved + normals(seed).clamp(-1.5 * SIGMA, 1.5 * SIGMA).round()).long()
+    cut = normals(seed).clamp(-1.5 * SIGMA, 1.5 * SIGMA)
+    return (moved + cut.round()).long()
 
 
 def of_few_levels(moved, seed):
     """A float table: single values that one data set alone has."""
-    return (moved * 1.1 + normals(seed).round()).mul(16).long()
+    numbers = moved * 1.1 + normals(seed).round()
+    return numbers.mul(16).long()
 
 
 @pytest.mark.parametrize(
@@ -56,5 +59,10 @@ def test_planted_mechanisms_are_told_apart(planted):
 @pytest.mark.parametrize("epsilon", [0.5, 3.0])
 def test_a_response_louder_than_it_says_is_seen(epsilon):
     louder = RandomizedResponse(4, 2 * epsilon)
-    one, two = (louder.randomize(torch.full((TIMES,), x), noise=SeededNoise(x)) for x in (0, 3))
+
+    def messages(x):
+        return louder.randomize(torch.full((TIMES,), x), noise=SeededNoise(x))
+
+    one = messages(0)
+    two = messages(3)
     assert epsilon < strongest(one, two) <= 2 * epsilon

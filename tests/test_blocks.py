@@ -31,9 +31,8 @@ COMMANDS = {
 
 
 def tracked(*patterns):
-    listed = subprocess.run(
-        ["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True
-    ).stdout.split()
+    command = ["git", "ls-files", *patterns]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.split()
     # an sdist
     return listed or [str(path.relative_to(ROOT)) for one in patterns for path in ROOT.rglob(one)]
 
@@ -55,7 +54,8 @@ def found(text):
     lines = text.expandtabs(4).split("\n")
     at = 0
     while at < len(lines):
-        if fence := re.match(r"( *(?:> ?|[-*] )* *)(`{3,}|~{3,}) *([\w+-]*)", lines[at]):
+        fence = re.match(r"( *(?:> ?|[-*] )* *)(`{3,}|~{3,}) *([\w+-]*)", lines[at])
+        if fence:
             start = at = at + 1
             while at < len(lines) and not re.match(rf"[ >]*{fence[2]}", lines[at]):
                 at += 1
@@ -64,17 +64,16 @@ def found(text):
             start = at
             while at < len(lines) and re.match(r" {4,}\S|\s*$", lines[at]):
                 at += 1
-            yield (
-                "indented",
-                re.sub(r"(?m)^    ", "", "\n".join(lines[start:at])).strip("\n") + "\n",
-            )
+            code = re.sub(r"(?m)^    ", "", "\n".join(lines[start:at]))
+            yield "indented", code.strip("\n") + "\n"
             continue
         at += 1
 
 
 def commands(block):
     for line in block.replace("\\\n", " ").splitlines():
-        if line := re.sub(r"\s+#.*", "", " ".join(line.split())):
+        line = re.sub(r"\s+#.*", "", " ".join(line.split()))
+        if line:
             yield line
 
 
@@ -86,7 +85,8 @@ def unrun(pages):
         pythons = 0
         before = ""
         for language, code in seen:
-            what = f"{page}: {language or 'block'} {code.strip().splitlines()[:1]}"
+            first_line = code.strip().splitlines()[:1]
+            what = f"{page}: {language or 'block'} {first_line}"
             if not code.strip() or language == "math":  # a formula
                 continue
             if language == "python":

@@ -43,7 +43,8 @@ def chained(end, *parts):
     hashed = hashlib.sha256(end)
     for part in parts:
         data = part if isinstance(part, bytes) else str(part).encode()
-        hashed.update(f"{type(part).__name__} {len(data)}\n".encode() + data)
+        header = f"{type(part).__name__} {len(data)}\n"
+        hashed.update(header.encode() + data)
     return hashed.digest()
 
 
@@ -90,7 +91,7 @@ def session_tree():
 def density_tree():
     features = GaussianFourier(1).draw(3, generator=torch.Generator().manual_seed(0))
     kde = CentralKDE.calibrated(features, 8, 1.0, 1e-5)
-    return described(kde.estimate(torch.zeros(8, 1, dtype=torch.float64)))
+    return described(kde.estimate(torch.zeros(8, 1).double()))
 
 
 def plan_tree():

@@ -18,18 +18,22 @@ ALPHA = 1e-6
 def agrees(sample, law):
     """Chi-square p-value of integers against a scipy law, in cells of at least ten expected."""
     sample = np.asarray(sample)
-    cuts = np.unique(law.ppf(np.linspace(0, 1, min(40, len(sample) // 20) + 1)[1:-1]))
-    expected = np.diff(np.concatenate([[0], law.cdf(cuts), [1]])) * len(sample)
-    seen = np.histogram(sample, np.concatenate([[-np.inf], np.nextafter(cuts, np.inf), [np.inf]]))[
-        0
-    ]
+    # twenty expected in each cell, forty cells at most
+    cells = min(40, len(sample) // 20)
+    inner = np.linspace(0, 1, cells + 1)[1:-1]
+    cuts = np.unique(law.ppf(inner))
+    levels = np.concatenate([[0], law.cdf(cuts), [1]])
+    expected = np.diff(levels) * len(sample)
+    # a cell holds its upper end
+    edges = np.concatenate([[-np.inf], np.nextafter(cuts, np.inf), [np.inf]])
+    seen = np.histogram(sample, edges)[0]
     possible = expected > 0
     assert seen[~possible].sum() == 0
     if possible.sum() < 2:
         return 1.0
-    return stats.chi2.sf(
-        ((seen - expected)[possible] ** 2 / expected[possible]).sum(), possible.sum() - 1
-    )
+    squares = (seen - expected)[possible] ** 2
+    statistic = (squares / expected[possible]).sum()
+    return stats.chi2.sf(statistic, possible.sum() - 1)
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.7, 12.0, 49.0, 51.0, 70.0, 5000.0, 3e6])

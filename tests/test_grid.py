@@ -44,7 +44,8 @@ def hockey_stick(law, shift, epsilon):
     here = np.pad(law, widths)
     there = np.roll(here, shift, axis=tuple(range(law.ndim)))
     scale = math.exp(epsilon)
-    return max(np.maximum(here - scale * there, 0).sum(), np.maximum(there - scale * here, 0).sum())
+    ways = here - scale * there, there - scale * here
+    return max(np.maximum(excess, 0).sum() for excess in ways)
 
 
 def gaussian_delta(epsilon, mu):
@@ -83,12 +84,13 @@ def test_guarantee_calibrated_noise_keeps_its_delta_on_every_grid():
             # of what a coarse grid costs
             warnings.simplefilter("ignore")
             p = SecureSketch(ones(h), 1, distance / 2, epsilon, delta, bits=32, fraction_bits=f)
-        law = sum_of(rounded_normal(float(p.sigma[0]) * 2**f), h)
+        sigma = float(p.sigma[0]) * 2**f
+        law = sum_of(rounded_normal(sigma), h)
         for shift in range(1, int(distance * 2**f) + 1):
             assert hockey_stick(law, (shift,), epsilon) <= delta
-        words = p.randomize(torch.zeros(h, 1), noise=SeededNoise(1)).values.double()
+        words = p.randomize(torch.zeros(h, 1), noise=SeededNoise(1)).values
         # and is what clients draw
-        assert h < 25 or 0.6 < float(words.std()) / (float(p.sigma[0]) * 2**f) < 1.5
+        assert h < 25 or 0.6 < float(words.double().std()) / sigma < 1.5
 
 
 def test_guarantee_two_columns_and_two_copies():
@@ -124,16 +126,20 @@ def test_the_cost_is_the_least_over_how_many_clients_are_used():
         assert cost == sorted(cost, reverse=True)
         for h, value in zip(honest, cost, strict=True):
             k = torch.arange(1, h + 1).double()
-            least = float((distance**2 / k + columns * k * step**2 / 4).min())
+            variances = distance**2 / k + columns * k * step**2 / 4
+            least = float(variances.min())
             assert least <= value * (1 + 1e-12)
             assert value <= least * 1.2
 
 
 def with_uniforms(sigma, h, k):
     """P(round(h^{1/2} sigma g + U) = k), U a sum of h - 1 uniforms, by its transform: to 1e-15."""
-    t = np.linspace(-14 / (sigma * math.sqrt(h)), 14 / (sigma * math.sqrt(h)), 4001)
-    transform = np.exp(-h * sigma**2 * t**2 / 2) * np.sinc(t / (2 * math.pi)) ** h
-    return (np.cos(np.outer(k, t)) @ transform) * (t[1] - t[0]) / (2 * math.pi)
+    deviation = sigma * math.sqrt(h)
+    t = np.linspace(-14 / deviation, 14 / deviation, 4001)
+    normals = np.exp(-h * sigma**2 * t**2 / 2)
+    transform = normals * np.sinc(t / (2 * math.pi)) ** h
+    waves = np.cos(np.outer(k, t))
+    return (waves @ transform) * (t[1] - t[0]) / (2 * math.pi)
 
 
 @pytest.mark.parametrize("sigma", [0.6, 0.8, 1.0, 1.2])
@@ -141,7 +147,8 @@ def with_uniforms(sigma, h, k):
 def test_guarantee_sums_of_rounded_normals_are_within_their_variation(sigma, h):
     law = sum_of(rounded_normal(sigma), h)
     k = np.arange(len(law)) - len(law) // 2
-    apart = np.abs(law - with_uniforms(sigma, h, k)).sum() / 2
+    difference = law - with_uniforms(sigma, h, k)
+    apart = np.abs(difference).sum() / 2
     assert apart <= grid_variation(h, sigma) + 1e-13
     if sigma < 1 and h < 12:
         # and something is there to be bounded
@@ -169,12 +176,10 @@ def test_truncation_and_the_sensitivity():
     assert grid_sensitivity(0.125, 1.5, 4, 1.0) == 1.0 + 2 / 8
     assert grid_sensitivity(0.125, 1.5, 4, 2.9) == 3.0
     ring = Ring(32, 2)
-    g = torch.Generator().manual_seed(0)
-    a = torch.nn.functional.normalize(
-        torch.randn(20_000, 3, dtype=torch.float64, generator=g), dim=1
-    )
-    b = a + 0.3 * torch.nn.functional.normalize(
-        torch.randn(20_000, 3, dtype=torch.float64, generator=g), dim=1
-    )
-    moved = (ring.to_words(a) - ring.to_words(b)).double().norm(dim=1) / ring.scale
-    assert 0.3 < float(moved.max()) <= grid_sensitivity(0.25, 1.3, 3, 0.3)
+    options = dict(dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    a = torch.nn.functional.normalize(torch.randn(20_000, 3, **options), dim=1)
+    step = torch.nn.functional.normalize(torch.randn(20_000, 3, **options), dim=1)
+    b = a + 0.3 * step
+    words = (ring.to_words(a) - ring.to_words(b)).double()
+    moved = words.norm(dim=1) / ring.scale
+    assert 0.3 < moved.max() <= grid_sensitivity(0.25, 1.3, 3, 0.3)

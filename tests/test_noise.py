@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from laws import generator
 from scipy import stats
 
 from torchdp.draws import AT_ONCE, COARSE, Draws, Simulated
@@ -17,7 +18,7 @@ from torchdp.noise import LONGEST, Noise, SeededNoise, source
 ALPHA = 1e-6
 SOURCES = {
     "seeded": lambda: SeededNoise(1),
-    "generator": lambda: Simulated(torch.Generator().manual_seed(1)),
+    "generator": lambda: Simulated(generator(1)),
 }
 
 
@@ -96,8 +97,10 @@ def test_integers_below_a_bound_are_uniform(draws, bound):
     assert not draws.below(1, (9,)).any()
     # 3 2^61 of 2^63 integers: without drawing again the first third would be twice as likely as the
     # others
-    cell = (value.double() / bound * min(bound, 12)).long().clamp(max=min(bound, 12) - 1)
-    assert stats.chisquare(cell.bincount(minlength=min(bound, 12))).pvalue > ALPHA
+    # bounds up to 2^63 are cut into twelve cells
+    cells = min(bound, 12)
+    cell = (value.double() / bound * cells).long().clamp(max=cells - 1)
+    assert stats.chisquare(cell.bincount(minlength=cells)).pvalue > ALPHA
 
 
 def test_the_tails_of_normals_and_exponentials_go_on_below_2_to_the_minus_63():
@@ -123,9 +126,7 @@ def test_the_tails_of_normals_and_exponentials_go_on_below_2_to_the_minus_63():
 def test_a_seed_repeats_and_the_system_does_not():
     assert torch.equal(SeededNoise(7).words((9,)), SeededNoise(7).words((9,)))
     assert not torch.equal(SeededNoise(7).words((9,)), SeededNoise(7 + 2**32).words((9,)))
-    first, again, other = (
-        SeededNoise.of(torch.Generator().manual_seed(seed)) for seed in (5, 5, 6)
-    )
+    first, again, other = [SeededNoise.of(generator(seed)) for seed in (5, 5, 6)]
     assert first.seed == again.seed != other.seed
     assert first.seed > 2**128
     assert not torch.equal(Noise().words((9,)), Noise().words((9,)))
@@ -179,11 +180,13 @@ def test_a_seeded_stream_does_not_outlive_a_fork():
 
 @pytest.mark.parametrize("make", [Noise, lambda: SeededNoise(1)])
 def test_threads_share_no_word(make):
-    noise, found = make(), []
-    threads = [
-        threading.Thread(target=lambda: found.extend(noise.words((1001,)) for _ in range(20)))
-        for _ in range(4)
-    ]
+    noise = make()
+    found = []
+
+    def draw():
+        found.extend(noise.words((1001,)) for _ in range(20))
+
+    threads = [threading.Thread(target=draw) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -215,7 +218,8 @@ def test_source_tells_noise_from_what_is_public():
 
 
 def test_each_thread_has_a_key_of_its_own(monkeypatch):
-    keys, noise = [], Noise()
+    keys = []
+    noise = Noise()
 
     def another(device):
         keys.append(chacha.key_of(bytes([len(keys)] * 32)))

@@ -2,11 +2,11 @@
 output.
 """
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
+from laws import executed
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs"
 BOOKS = sorted((FOLDER / "notebooks").glob("*.ipynb"))
@@ -14,10 +14,7 @@ BOOKS = sorted((FOLDER / "notebooks").glob("*.ipynb"))
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("notebooks", FOLDER / "notebooks.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return executed(FOLDER / "notebooks.py")
 
 
 def kinds(cells):

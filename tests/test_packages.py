@@ -2,7 +2,6 @@
 is.
 """
 
-import importlib.util
 import re
 import runpy
 import subprocess
@@ -11,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from laws import executed
 
 import torchdp
 
@@ -23,9 +23,8 @@ def test_platforms_are_those_of_the_project():
     said = PROJECT["project"]["classifiers"]
     pythons = [one.split(" :: ")[-1] for one in said if re.search(r"Python :: 3\.", one)]
     assert f"| Python | {pythons[0]} to {pythons[-1]} |" in page
-    oldest = next(
-        one for one in PROJECT["project"]["dependencies"] if one.startswith("torch")
-    ).partition(">=")[2]
+    needed = PROJECT["project"]["dependencies"]
+    oldest = next(one for one in needed if one.startswith("torch")).partition(">=")[2]
     assert (
         f"torch | {oldest} or newer; tested with {PROJECT['tool']['torchdp']['tested-torch']}"
         in page
@@ -60,10 +59,7 @@ def test_one_version_is_stated_everywhere():
 
 @pytest.fixture
 def run():
-    spec = importlib.util.spec_from_file_location("run_under_test", ROOT / "run.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return executed(ROOT / "run.py")
 
 
 @pytest.fixture
@@ -76,11 +72,12 @@ def commands(run, monkeypatch):
         torch = True
 
     started = Commands()
-    monkeypatch.setattr(
-        run.subprocess,
-        "call",
-        lambda c, **_: started.append(c) or ("import torch" in c[-1]) * (not started.torch),
-    )
+
+    def call(command, **_):
+        started.append(command)
+        return ("import torch" in command[-1]) * (not started.torch)
+
+    monkeypatch.setattr(run.subprocess, "call", call)
     monkeypatch.setattr(run.subprocess, "check_call", lambda c, **_: started.append(c) or 0)
     monkeypatch.setattr(run.subprocess, "check_output", lambda c, **_: "2.99.0+local\n")
     return started
@@ -91,7 +88,8 @@ def test_an_importable_torch_is_never_replaced(run, commands, tmp_path):
     pip = [c for c in commands if "pip" in c]
     assert len(pip) == 1
     assert not any(word.startswith("torch==") for word in pip[0])
-    constraint = Path(pip[0][pip[0].index("-c") + 1])
+    place = pip[0].index("-c") + 1
+    constraint = Path(pip[0][place])
     assert constraint.read_text() == "torch==2.99.0+local\n"
     assert pip[0][-1] == f"{ROOT}[demo]"
 
@@ -100,7 +98,7 @@ def test_a_missing_torch_is_installed_at_the_tested_version(run, commands, tmp_p
     commands.torch = False
     monkeypatch.delenv("TORCHDP_TORCH", raising=False)
     run.install(str(tmp_path / "python"), "test")
-    tested = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["torchdp"]["tested-torch"]
+    tested = PROJECT["tool"]["torchdp"]["tested-torch"]
     assert f"torch=={tested}" in commands[1]
     commands.clear()
     monkeypatch.setenv("TORCHDP_TORCH", "torch==2.7.0")

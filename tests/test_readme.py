@@ -180,9 +180,9 @@ def test_stories(page, tmp_path, monkeypatch, brief):
 
 def test_a_loop_of_opacus_becomes_one_of_ours_by_five_new_lines_at_most():
     loops = blocks("python", "from_opacus.md")[1:]
-    pairs = [[collections.Counter(map(str.strip, loop.splitlines())) for loop in loops[i : i + 2]]
-             for i in range(0, len(loops), 2)]  # fmt: skip
-    new = [(ours - theirs).total() for theirs, ours in pairs]
+    lines = [collections.Counter(map(str.strip, loop.splitlines())) for loop in loops]
+    # theirs and ours in turn
+    new = [(b - a).total() for a, b in zip(lines[::2], lines[1::2], strict=True)]
     assert len(new) >= 10 and all(0 < count <= 5 for count in new), new
 
 

@@ -28,9 +28,8 @@ SIGMAS = (1 / 16, 0.3, 1.0, 4.0, 16.3)
 def thresholds(sigma, kind=rounded_normal):
     """T_1, T_2, ... as integers, and what is drawn above the first of them."""
     table = kind(sigma)
-    return [a << 96 | b << 64 | c << 32 | d for a, b, c, d in table.words.T.tolist()][
-        : table.length
-    ], table.first
+    numbers = [a << 96 | b << 64 | c << 32 | d for a, b, c, d in table.words.T.tolist()]
+    return numbers[: table.length], table.first
 
 
 def drawn(sigma, numbers):
@@ -41,10 +40,11 @@ def drawn(sigma, numbers):
     noise = RoundedNormal(sigma)
     zero = torch.zeros(1, dtype=torch.int64)
     unused = 2**bits - 1 & 0x55555555
-    words = [
-        (n >> 128 - bits, (n >> 64 - bits & MASK << bits) & MASK | unused, n & MASK)
-        for n in numbers
-    ]
+    words = []
+    for n in numbers:
+        # the first bits, those after them to the 64th, and the lowest 64
+        rest = n >> 64 - bits & MASK << bits
+        words.append((n >> 128 - bits, rest & MASK | unused, n & MASK))
     return [int(noise.added(zero, Given(each), ())) for each in words]
 
 
@@ -58,21 +58,17 @@ def test_every_threshold_is_the_tail_to_the_nearest_unit(sigma):
     every, first = thresholds(sigma)
     with mpmath.workdps(60):
         root = mpmath.sqrt(2) * mpmath.mpf(sigma)
-        tails = [
-            mpmath.erfc((first + j - mpmath.mpf("0.5")) / root) / 2 * WHOLE
-            for j in range(len(every) + 2)
-        ]
-    assert all(
-        abs(tail - threshold) < 0.501 for tail, threshold in zip(tails[1:], every, strict=False)
-    )
+        edges = [first + j - mpmath.mpf("0.5") for j in range(len(every) + 2)]
+        tails = [mpmath.erfc(edge / root) / 2 * WHOLE for edge in edges]
+    pairs = zip(tails[1:], every, strict=False)
+    assert all(abs(tail - threshold) < 0.501 for tail, threshold in pairs)
     # what is left out at both ends
     assert WHOLE - tails[0] < 0.501
     assert tails[-1] < 0.501
     # the next float is seen
     wrong = thresholds(math.nextafter(sigma, 1e3))[0]
-    assert (
-        max(abs(tail - threshold) for tail, threshold in zip(tails[1:], wrong, strict=False)) > 1e6
-    )
+    pairs = zip(tails[1:], wrong, strict=False)
+    assert max(abs(tail - threshold) for tail, threshold in pairs) > 1e6
 
 
 @pytest.mark.parametrize("sigma", [*SIGMAS, 200.0])
@@ -82,26 +78,24 @@ def test_words_put_in_by_hand(sigma):
     """
     every = thresholds(sigma)[0]
     numbers = [0, 1, WHOLE - 1, WHOLE - 2, WHOLE // 2, 2**64 - 1, 2**64]
-    numbers += [
-        t + step
-        for t in every[:: max(1, len(every) // 60)]
-        for step in (-1, 0, 1)
-        if 0 <= t + step < WHOLE
-    ]
+    # some sixty of the thresholds
+    some = every[:: max(1, len(every) // 60)]
+    around = [t + step for t in some for step in (-1, 0, 1)]
+    numbers += [number for number in around if 0 <= number < WHOLE]
     assert drawn(sigma, numbers) == [by_hand(sigma, number) for number in numbers]
 
 
 def test_variance_and_variation_are_those_of_the_table():
     for sigma in (*SIGMAS, 300.0):
         every, first = thresholds(sigma)
-        falling = [WHOLE, *every, 0]
-        exact = (
-            sum((first + j) ** 2 * (high - low) for j, (high, low) in enumerate(pairwise(falling)))
-            / WHOLE
-        )
+        falling = pairwise([WHOLE, *every, 0])
+        squares = [(first + j) ** 2 * (high - low) for j, (high, low) in enumerate(falling)]
+        exact = sum(squares) / WHOLE
         normal = RoundedNormal(sigma)
         assert normal.variance == pytest.approx(exact, rel=1e-13)
-        close = 4 * (sigma**2 + 1) * math.exp(-2 * (math.pi * sigma) ** 2)
+        # the first wave of Poisson's summation formula
+        wave = math.exp(-2 * (math.pi * sigma) ** 2)
+        close = 4 * (sigma**2 + 1) * wave
         assert abs(normal.variance - sigma**2 - 1 / 12) <= close + 1e-12 * exact
         assert normal.variation == (len(every) + 3) * 2.0**-129
 
@@ -127,23 +121,20 @@ def test_equal_words_give_equal_integers(sigma, monkeypatch):
 def test_thresholds_of_discrete_normals(sigma):
     every, first = thresholds(sigma, discrete_normal)
     with mpmath.workdps(60):
-        law = [
-            mpmath.exp(-(mpmath.mpf(j) ** 2) / (2 * mpmath.mpf(sigma) ** 2))
-            for j in range(-200, 201)
-        ]
-        tails = [
-            mpmath.fsum(law[200 + first + j :]) / mpmath.fsum(law) * WHOLE
-            for j in range(1, len(every) + 1)
-        ]
-        assert all(
-            abs(tail - threshold) < 0.501 for tail, threshold in zip(tails, every, strict=True)
-        )
+        twice = 2 * mpmath.mpf(sigma) ** 2
+        law = [mpmath.exp(-(mpmath.mpf(j) ** 2) / twice) for j in range(-200, 201)]
+        unit = WHOLE / mpmath.fsum(law)
+        starts = range(201 + first, 201 + first + len(every))
+        tails = [mpmath.fsum(law[start:]) * unit for start in starts]
+        pairs = zip(tails, every, strict=True)
+        assert all(abs(tail - threshold) < 0.501 for tail, threshold in pairs)
 
 
 def integers(sigma, kind):
     """2^128 P(X = j), from what is drawn, by j."""
     every, first = thresholds(sigma, kind)
-    return {first + j: high - low for j, (high, low) in enumerate(pairwise([WHOLE, *every, 0]))}
+    falling = pairwise([WHOLE, *every, 0])
+    return {first + j: high - low for j, (high, low) in enumerate(falling)}
 
 
 def apart(fine, coarse, z):
@@ -155,18 +146,18 @@ def apart(fine, coarse, z):
         for j, some in integers(fine, rounded_normal).items():
             found[j + z * k] = found.get(j + z * k, 0) + many * some
     with mpmath.workdps(60):
-        root = mpmath.sqrt(2 * (mpmath.mpf(fine) ** 2 + z * z * mpmath.mpf(coarse) ** 2))
+        variance = mpmath.mpf(fine) ** 2 + z * z * mpmath.mpf(coarse) ** 2
+        root = mpmath.sqrt(2 * variance)
         ends = range(min(found), max(found) + 2)
         # the smaller of both tails: neither loses digits; what is cut off counts
-        tails = [mpmath.erfc(abs(j - mpmath.mpf("0.5")) / root) / 2 for j in ends]
+        half = mpmath.mpf("0.5")
+        tails = [mpmath.erfc(abs(j - half) / root) / 2 for j in ends]
         masses = [
             abs(a - b) if (j - 0.5) * (j + 0.5) > 0 else 1 - a - b
             for j, (a, b) in zip(ends, pairwise(tails), strict=False)
         ]
-        off = mpmath.fsum(
-            abs(mass - mpmath.mpf(found.get(j, 0)) / WHOLE**2)
-            for j, mass in zip(ends, masses, strict=False)
-        )
+        held = [mpmath.mpf(found.get(j, 0)) / WHOLE**2 for j in ends]
+        off = mpmath.fsum(abs(a - b) for a, b in zip(masses, held, strict=False))
         return float((off + tails[0] + tails[-1]) / 2)
 
 
@@ -234,7 +225,8 @@ def spent(law, shift, epsilon):
     target = tuple(slice(s, None) if s >= 0 else slice(None, s) for s in shift)
     origin = tuple(slice(None, -s or None) if s >= 0 else slice(-s, None) for s in shift)
     moved[target] = law[origin]
-    return float((law - math.exp(epsilon) * moved).clamp_min(0).sum())
+    excess = law - math.exp(epsilon) * moved
+    return float(excess.clamp_min(0).sum())
 
 
 def table_law(sigma, largest):

@@ -61,9 +61,7 @@ def test_guarantee_a_replaced_row_moves_the_release_as_far_as_its_noise_is_made_
     second = released(*other)
     mu = 1 / privacy.gaussian_sigma(0.5, 1e-5)
     assert (
-        0.99 * mu
-        < float(((first.value - second.value) / first.standard_error).norm())
-        <= mu * (1 + 1e-9)
+        0.99 * mu < ((first.value - second.value) / first.standard_error).norm() <= mu * (1 + 1e-9)
     )
     beyond = (
         released(*one, times=1e3)
@@ -71,7 +69,7 @@ def test_guarantee_a_replaced_row_moves_the_release_as_far_as_its_noise_is_made_
         else released([2e3, 0], 0)
     )
     # shortened and cut to the bounds
-    assert float((beyond.value - first.value).abs().max()) < 1e-6
+    assert (beyond.value - first.value).abs().max() < 1e-6
 
 
 def test_labels_are_hidden_where_they_are_private():

@@ -212,7 +212,8 @@ def torch_draws(tree, of_the_global=False):
 
 def faults(code, room="mean"):
     """Sentences about what breaks the rule in one file's code."""
-    tree, found = ast.parse(code), []
+    tree = ast.parse(code)
+    found = []
     for function in functions(tree):
         taken = arguments(function)
         name = function.name

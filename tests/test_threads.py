@@ -3,6 +3,7 @@
 import threading
 from collections import Counter
 
+import laws
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
@@ -59,7 +60,8 @@ def test_one_thread_inside_for_the_caller_alone_and_all_as_before_outside(matrix
 
 
 def test_threads_in_and_out_in_any_order_change_nobodys_number():
-    start, found = threading.Barrier(9), []
+    start = threading.Barrier(9)
+    found = []
 
     def work(own):
         # from here on the thread has a number of its own
@@ -96,7 +98,7 @@ class Decompositions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-X = torch.randn(7, 14, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+X = laws.normal(7, 14, seed=1)
 PREFIX = workloads.prefix(12).dense()
 CALLS = {
     "factorize": lambda: factorize(X, tol=1e-6),

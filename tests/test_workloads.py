@@ -46,7 +46,11 @@ def test_one_dimensional_workloads(k):
 @pytest.mark.parametrize("d, order", [(1, 0), (3, 1), (4, 2), (3, 3), (2, 9)])
 def test_parities(d, order):
     subsets = [s for s in range(2**d) if bin(s).count("1") <= order]
-    expected = loop(len(subsets), 2**d, lambda i, x: (-1) ** bin(subsets[i] & x).count("1"))
+
+    def parity(i, x):
+        return (-1) ** bin(subsets[i] & x).count("1")
+
+    expected = loop(len(subsets), 2**d, parity)
     assert torch.equal(workloads.parities(d, order).dense(), expected)
 
 
@@ -54,7 +58,8 @@ def test_parities(d, order):
 def test_marginals(d, order):
     """Row by row from the definition: the product of the bits in a set of at most ``order``."""
     sets = [S for S in range(2**d) if S.bit_count() <= order]
-    expected = torch.tensor([[float(x & S == S) for x in range(2**d)] for S in sets]).double()
+    rows = [[float(x & S == S) for x in range(2**d)] for S in sets]
+    expected = torch.tensor(rows).double()
     W = workloads.marginals(d, order)
     assert W.shape == (sum(math.comb(d, i) for i in range(min(d, order) + 1)), 2**d)
     assert torch.equal(W.dense(), expected)
@@ -78,19 +83,21 @@ def test_kendall_and_auc_entries():
     a = 3
     b = 4
     types = list(itertools.product(range(a), range(b)))
-    expected = loop(
-        12, 12, lambda i, j: sgn(types[i][0] - types[j][0]) * sgn(types[i][1] - types[j][1])
-    )
+
+    def sign(i, j, coordinate):
+        return sgn(types[i][coordinate] - types[j][coordinate])
+
+    expected = loop(12, 12, lambda i, j: sign(i, j, 0) * sign(i, j, 1))
     assert torch.equal(workloads.kendall(a, b).dense(), expected)
     types = list(itertools.product(range(2), range(b)))
-    expected = loop(
-        8, 8, lambda i, j: (types[i][0] - types[j][0]) * sgn(types[i][1] - types[j][1]) / 2
-    )
+    expected = loop(8, 8, lambda i, j: (types[i][0] - types[j][0]) * sign(i, j, 1) / 2)
     assert torch.equal(workloads.auc(b).dense(), expected)
 
 
 def test_kronecker_order_and_shape():
-    A, B, C = (torch.arange(6.0).reshape(shape) for shape in ((2, 3), (3, 2), (1, 6)))
+    A = torch.arange(6.0).reshape(2, 3)
+    B = torch.arange(6.0).reshape(3, 2)
+    C = torch.arange(6.0).reshape(1, 6)
     product = Workload("product", (A, B, C))
     assert product.shape == (6, 36)
     dense = product.dense()

@@ -43,7 +43,8 @@ def filled(net, scale=1.0):
     """With normals of this size for parameters, the same each time."""
     with torch.no_grad():
         for i, p in enumerate(net.parameters()):
-            p.copy_(scale * torch.randn(p.shape, generator=keyed_generator(bytes([i]))))
+            normals = torch.randn(p.shape, generator=keyed_generator(bytes([i])))
+            p.copy_(scale * normals)
     return net
 
 
@@ -70,7 +71,8 @@ def brute(net, loss, x, y, bound, groups=None):
         found = torch.autograd.grad(lost, list(own.values()), materialize_grads=True)
         g = {name: part.double().flatten() for name, part in zip(own, found, strict=True)}
         for most, names in groups or [(bound, list(own))]:
-            norm = float(torch.cat([g[name] for name in names]).norm())
+            clipped = torch.cat([g[name] for name in names])
+            norm = float(clipped.norm())
             for name in names if 0 < norm < math.inf else ():
                 total[name] += g[name] * min(1.0, most / norm)
     return torch.cat(list(total.values()))

@@ -46,9 +46,9 @@ print(len(sys.modules), *sorted(heavy & set(sys.modules)))
 @pytest.fixture
 def table(tmp_path):
     path = tmp_path / "table.csv"
-    path.write_text(
-        "\n".join(",".join(row) for row in [("height", "dose", "label", "colour"), *ROWS]) + "\n"
-    )
+    rows = [("height", "dose", "label", "colour"), *ROWS]
+    lines = [",".join(row) for row in rows]
+    path.write_text("\n".join(lines) + "\n")
     return str(path)
 
 

@@ -30,7 +30,9 @@ QUANTILES = "--statistic quantiles --columns dose --bounds dose=0:8 --bins 8 --q
 
 def people():
     generator = keyed_generator(b"people")
-    dose = (8 * torch.rand(USERS, generator=generator).double().square()).tolist()
+    uniforms = torch.rand(USERS, generator=generator).double()
+    # more small doses than large ones
+    dose = (8 * uniforms.square()).tolist()
     town = torch.multinomial(
         torch.tensor([0.6, 0.3, 0.1]), USERS, replacement=True, generator=generator
     )
@@ -62,7 +64,8 @@ def near(row, truth):
 
 def test_dates_are_asked_for_in_days(tmp_path, ask):
     """Written by pandas, packed, with quotes and another delimiter: half a year in the mean."""
-    days = pd.Series(pd.date_range("2024-01-01", "2024-12-31", 2000)).dt.strftime("%Y-%m-%dT%H:%M")
+    dates = pd.Series(pd.date_range("2024-01-01", "2024-12-31", 2000))
+    days = dates.dt.strftime("%Y-%m-%dT%H:%M")
     path = tmp_path / "joined.csv.gz"
     days.to_frame("joined").to_csv(path, index=False, quoting=csv.QUOTE_ALL, sep=";")
     words = "--statistic mean --columns joined --bounds joined=2024-01-01:2024-12-31 --delimiter ;"
@@ -83,7 +86,8 @@ def test_mean_and_shares_are_near_the_truth(table, ask):
     shares = ask(table, SHARES)["answers"]
     assert [row["answer"] for row in shares] == ["0 to 2", "2 to 4", "4 to 6", "6 to 8"]
     for row, low in zip(shares, (0, 2, 4, 6), strict=True):
-        near(row, sum(low <= dose < low + 2 for dose in DOSE) / USERS)
+        held = sum(low <= dose < low + 2 for dose in DOSE)
+        near(row, held / USERS)
     for row in ask(table, TOWNS)["answers"]:
         near(row, TOWN.count(row["answer"]) / USERS)
 
@@ -91,14 +95,15 @@ def test_mean_and_shares_are_near_the_truth(table, ask):
 def test_covariances_are_near_the_truth(tmp_path, ask, estimate):
     path = tmp_path / "two.csv"
     rows = [(dose, (dose + i % 5) / 2, i % 3) for i, dose in enumerate(DOSE)]
-    path.write_text("x,y,z\n" + "".join(f"{x},{y},{z}\n" for x, y, z in rows))
+    lines = [f"{x},{y},{z}\n" for x, y, z in rows]
+    path.write_text("x,y,z\n" + "".join(lines))
     words = "--statistic covariance --columns x y z --bounds x=0:8 y=0:6 z=-1:3"
     answers = ask(path, words)["answers"]
     assert [each["answer"] for each in answers] == ["x, x", "x, y", "x, z", "y, y", "y, z", "z, z"]
-    truth = torch.tensor(rows, dtype=torch.float64).mT.cov(correction=0)
-    for each, (i, j) in zip(
-        answers, itertools.combinations_with_replacement(range(3), 2), strict=True
-    ):
+    numbers = torch.tensor(rows, dtype=torch.float64)
+    truth = numbers.mT.cov(correction=0)
+    pairs = itertools.combinations_with_replacement(range(3), 2)
+    for each, (i, j) in zip(answers, pairs, strict=True):
         near(each, float(truth[i, j]))
         assert each["predicted_rmse"] < 0.8
     error = estimate("--csv", path, words, "--epsilon", 8, "--bins", 4, code=2)
@@ -186,7 +191,8 @@ def test_intervals_of_quantiles_cover():
     """At shares that are those of whole bins, where intervals are short of luck: at a low level
     they do miss.
     """
-    counts, shares = torch.tensor([300, 20, 10, 170, 5, 5, 400, 90]), [0.3, 0.5, 0.91]
+    counts = torch.tensor([300, 20, 10, 170, 5, 5, 400, 90])
+    shares = [0.3, 0.5, 0.91]
     W = workloads.prefix(8).dense()
     read = quantiles_of(Bins(0.0, 8.0, 8), shares)
     protocol = queries.LocalOracle(W[:-1], RandomizedResponse(8, 2.0))

@@ -15,13 +15,10 @@ from torchdp import cli, secure
 from torchdp.privacy import gaussian_log_delta
 
 PAGE = Path(__file__).parents[2] / "docs" / "sums.md"
-TERMINALS = [
-    [shlex.split(line) for line in block.replace("\\\n", " ").splitlines()]
-    for name, block in re.findall(
-        r"^```(\w*)\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE
-    )
-    if not name
-]
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+# what is typed stands in blocks of no language
+TYPED = [block.replace("\\\n", " ").splitlines() for language, block in BLOCKS if not language]
+TERMINALS = [[shlex.split(line) for line in lines] for lines in TYPED]
 PEOPLE = [
     (h, w, 0.8 * h - 0.4 * w)
     for h in (-0.6, -0.2, 0.1, 0.3, 0.7)
@@ -30,11 +27,11 @@ PEOPLE = [
 
 
 def table(name, people):
-    rows = [
-        ",".join(f"{number:.4f}" for number in person) + f",{'ab'[k % 2]}"
-        for k, person in enumerate(people)
-    ]
-    Path(f"{name}.csv").write_text("\n".join(["height,weight,strength,town", *rows]) + "\n")
+    lines = ["height,weight,strength,town"]
+    for k, person in enumerate(people):
+        numbers = [f"{number:.4f}" for number in person]
+        lines.append(",".join([*numbers, "ab"[k % 2]]))
+    Path(f"{name}.csv").write_text("\n".join(lines) + "\n")
 
 
 @pytest.fixture
@@ -73,7 +70,8 @@ def test_the_guide_is_three_terminals_and_fourteen_commands(run):
     assert len(TERMINALS) == 3
     assert sum(map(len, TERMINALS)) == 14
     table("north", PEOPLE * 75), table("south", PEOPLE * 50)
-    left, said = [list(terminal) for terminal in TERMINALS], []
+    left = [list(terminal) for terminal in TERMINALS]
+    said = []
     for _ in range(8):
         for terminal in left:
             while terminal:

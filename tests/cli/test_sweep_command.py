@@ -37,8 +37,15 @@ def experiment(smoke):
     return Sweep("toy", [{"n": n} for n in sizes], make_trial, 100, 40, draw)
 """
 ROOT = Path(__file__).parents[2]
-COMMANDS, SHARDS = (re.findall(r"^    (torchdp .*)$", (ROOT / "docs" / name).read_text(), re.M)
-                    for name in ("sweeps.md", "cluster.md"))  # fmt: skip
+
+
+def commands(name):
+    """The commands that a page of the documentation shows."""
+    return re.findall(r"^    (torchdp .*)$", (ROOT / "docs" / name).read_text(), re.M)
+
+
+COMMANDS = commands("sweeps.md")
+SHARDS = commands("cluster.md")
 
 
 @pytest.fixture
@@ -66,7 +73,8 @@ def refuse(capsys, *arguments):
 def test_what_is_written_and_drawn_again(toy, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("torchdp.cli.sweep.write_page", write_page)
     run(toy, "--smoke", "--out", tmp_path)
-    printed = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    lines = capsys.readouterr().out.splitlines()
+    printed = [Path(line) for line in lines]
     names = ["results.jsonl", "results.csv", "drawn.txt", "report.html", "report.md"]
     assert printed == [tmp_path / name for name in names]
     for row in table(tmp_path):
@@ -227,10 +235,8 @@ def test_a_signal_of_a_cluster_stops_a_sweep_that_then_goes_on(toy, tmp_path, nu
         "        return", "        time.sleep(float(os.environ.get('NAP', 0)))\n        return"
     )
     Path(toy).write_text("import os, time\n" + naps)
-    asked, store = (
-        ["--smoke", "--out", str(tmp_path / "a"), *more],
-        tmp_path / "a" / "results.jsonl",
-    )
+    asked = ["--smoke", "--out", str(tmp_path / "a"), *more]
+    store = tmp_path / "a" / "results.jsonl"
     child = subprocess.Popen(
         [sys.executable, "-m", "torchdp", "sweep", toy, *asked], env={**os.environ, "NAP": "1"},
         stderr=subprocess.PIPE, text=True, start_new_session=True,

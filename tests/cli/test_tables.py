@@ -50,9 +50,11 @@ def messy(chance, columns):
     bad = chance.choice([0, 0, 0.02])
     lines = [",".join(f" {name} " for name in "abc"[:columns])]
     for _ in range(chance.randrange(1, 12)):
-        row = [chance.choice(MISSING if chance.random() < odd else NUMBERS) for _ in range(columns)]
+        kinds = [MISSING if chance.random() < odd else NUMBERS for _ in range(columns)]
+        row = [chance.choice(kind) for kind in kinds]
         row = [chance.choice(REFUSED) if chance.random() < bad else cell for cell in row]
-        lines += [",".join(row), *[""] * (chance.random() < odd)]
+        empty = [""] * (chance.random() < odd)
+        lines += [",".join(row), *empty]
     return end.join(lines) + end * chance.choice([0, 1, 1, 1, 2])
 
 
@@ -109,7 +111,8 @@ def test_every_row_is_a_user_or_reported(columns, tmp_path, monkeypatch):
                 read_users(asked(path, columns, "refuse"), {}, [])
         if whole:
             seen["whole"] += not lost
-            users = read_users(asked(path, columns, "drop"), {}, notes := [])
+            notes = []
+            users = read_users(asked(path, columns, "drop"), {}, notes)
             assert users.values.tolist() == whole
             assert len(notes) == bool(lost)
             assert not lost or notes[0].startswith(f"{lost} of {len(rows)} users are left out")
@@ -120,7 +123,8 @@ def test_groups_and_labels_lose_no_row_either(tmp_path, monkeypatch):
     monkeypatch.setattr(table, "ROWS", 2)
     path = tmp_path / "table.csv"
     path.write_bytes(b"a,b\n x ,1\n\ny,0\n,1\nx,\n y,1\r\n")
-    users = read_users(asked(path, 1, "drop", group="b"), {"a": ["x", "y"]}, notes := [])
+    notes = []
+    users = read_users(asked(path, 1, "drop", group="b"), {"a": ["x", "y"]}, notes)
     assert users["a"].tolist() == [0, 1, 1]
     assert users["b"].tolist() == ["1", "0", "1"]
     assert users.index.tolist() == [1, 3, 6]
@@ -217,7 +221,8 @@ BMI, PROGRESSION = columns(datasets.load_diabetes, 2, "target", scaled=False)
 
 
 def in_bins(values, low, high, bins):
-    return [min(int((value - low) / (high - low) * bins), bins - 1) for value in values]
+    shares = [(value - low) / (high - low) for value in values]
+    return [min(int(share * bins), bins - 1) for share in shares]
 
 
 # bytes, arguments, truth of the stated bins, and the largest error predicted

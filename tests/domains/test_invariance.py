@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 import torch
-from laws import normal
+from laws import generator, normal
 from torch.testing import assert_close
 
 import torchdp.domains
@@ -34,7 +34,7 @@ from torchdp.protocol import Crowd
 EPS = torch.finfo(torch.float64).eps
 
 
-ZERO = torch.zeros(3, dtype=torch.float64)
+ZERO = torch.zeros(3).double()
 ROOT = normal(3, 3, seed=1)
 POINTS = normal(7, 3, seed=2)
 SETS = {
@@ -42,7 +42,7 @@ SETS = {
     "points about 0": FiniteSet(torch.cat([POINTS, -POINTS])),
     "polytope": Polytope(POINTS),
     "thin polytope": Polytope(POINTS * torch.tensor([1.0, 1e-2, 1e-4], dtype=torch.float64)),
-    "flat polytope": Polytope(torch.eye(3, dtype=torch.float64)),
+    "flat polytope": Polytope(torch.eye(3).double()),
     "box": Box(-ROOT[0].abs(), ROOT[1].abs()),
     "l1": LpBall(ROOT[0].abs(), 1.0, ROOT[1]),
     "l1.5": LpBall(ROOT[0].abs(), 1.5, ROOT[1]),
@@ -61,9 +61,8 @@ SETS = {
 
 
 def by_a_sum(domain, s, t):
-    return minkowski_sum(
-        [linear_image(s * torch.eye(domain.dimension).double(), domain), FiniteSet(t[None])]
-    )
+    identity = torch.eye(domain.dimension).double()
+    return minkowski_sum([linear_image(s * identity, domain), FiniteSet(t[None])])
 
 
 def by_image(domain, s, t):
@@ -137,15 +136,10 @@ def both(name, move):
     s, offset, turn = MOVES[move]
     base = placed(name, *STILL)
     moved = placed(name, s, offset, turn)
-    Q = TURN if turn else torch.eye(3, dtype=torch.float64)
+    Q = TURN if turn else torch.eye(3).double()
     least = s * float(base.frame.axes.norm(dim=0).min())
-    return (
-        base,
-        moved,
-        lambda x: s * x @ Q.mT + offset * DIRECTION,
-        s,
-        1e-6 + 64 * EPS * offset / least,
-    )
+    bound = 1e-6 + 64 * EPS * offset / least
+    return base, moved, lambda x: s * x @ Q.mT + offset * DIRECTION, s, bound
 
 
 def concrete(kind):
@@ -174,24 +168,26 @@ def test_membership_follows(name, move):
     outside = ends + room * (ends - centre)
     if type(SETS[name]) not in (FiniteSet, KroneckerProduct, Product):
         inside = torch.cat([ends, ends - room * (ends - centre)])
-    assert bool(base.contains(inside).all())
-    assert bool(moved.contains(follow(inside)).all())
-    assert not bool(base.contains(outside).any())
-    assert not bool(moved.contains(follow(outside)).any())
-    cloud = centre + 1.5 * normal(40, 3, seed=8) @ base.frame.axes.mT / 3**0.5
-    assert_close(moved.contains(follow(cloud)), base.contains(cloud))
+    assert base.contains(inside).all()
+    assert moved.contains(follow(inside)).all()
+    assert not base.contains(outside).any()
+    assert not moved.contains(follow(outside)).any()
+    axes = base.frame.axes
+    cloud = centre + 1.5 * normal(40, 3, seed=8) @ axes.mT / 3**0.5
+    followed = follow(cloud)
+    assert_close(moved.contains(followed), base.contains(cloud))
     if type(SETS[name]) is not KroneckerProduct:
-        here, there = (
-            (x - K.project(x)).norm(dim=1) for K, x in ((base, cloud), (moved, follow(cloud)))
-        )
-        assert_close(there, s * here, rtol=room, atol=room * s * float(base.frame.axes.norm()))
+        here = (cloud - base.project(cloud)).norm(dim=1)
+        there = (followed - moved.project(followed)).norm(dim=1)
+        assert_close(there, s * here, rtol=room, atol=room * s * float(axes.norm()))
 
 
 @cells
 def test_norm_support_and_shape_follow(name, move):
     base, moved, follow, s, bound = both(name, move)
     slopes = normal(5, 3, seed=9)
-    size = s * float(base.frame.axes.norm())
+    longest = float(base.frame.axes.norm())
+    size = s * longest
     turned = follow(slopes) - follow(ZERO)
     reach = moved.supports(turned / s, follow(base.frame.centre))
     assert_close(reach, s * base.supports(slopes, base.frame.centre), rtol=0, atol=bound * size)
@@ -214,21 +210,21 @@ def test_users_outside_a_day_in_seconds_since_1970_are_refused():
     day = Polytope(torch.tensor([[1.7e9], [1.7e9 + 86400]], dtype=torch.float64))
     for dtype, off in ((torch.float64, 0.2), (torch.float32, 1500.0)):
         ends = day.points.to(dtype)
-        assert bool(day.contains(ends).all())
-        assert not bool(day.contains(torch.stack([ends[0] - off, ends[1] + off])).any())
+        assert day.contains(ends).all()
+        assert not day.contains(torch.stack([ends[0] - off, ends[1] + off])).any()
     protocol = GaussianMean.tuned(day, epsilon=1.0, delta=1e-6)
     with pytest.raises(ValueError, match="100 points outside"):
         protocol.estimate(torch.full((100, 1), 1.7e9 - 1500.0, dtype=torch.float64))
     with pytest.raises(ValueError, match="1 points outside"):
-        protocol.sample_tally(
-            Crowd(torch.full((1, 1), 1.7e9 + 86400.2, dtype=torch.float64), torch.tensor([5])),
-            generator=torch.Generator().manual_seed(1),
-        )
+        late = torch.full((1, 1), 1.7e9 + 86400.2, dtype=torch.float64)
+        crowd = Crowd(late, torch.tensor([5]))
+        protocol.sample_tally(crowd, generator=generator(1))
 
 
 def test_a_point_far_off_decides_nothing_about_the_others():
-    square = Polytope(torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * 3))
-    x = torch.rand(20, 3, generator=torch.Generator().manual_seed(1)).double()
+    sides = [torch.tensor([0.0, 1.0], dtype=torch.float64)] * 3
+    square = Polytope(torch.cartesian_prod(*sides))
+    x = torch.rand(20, 3, generator=generator(1)).double()
     x = torch.cat([x, torch.full((1, 3), 1e12)])
     assert square.contains(x).tolist() == [True] * 20 + [False]
     assert_close(square.project(x), x.clamp(0, 1), rtol=0, atol=1e-6)
@@ -245,6 +241,8 @@ def test_a_narrow_coordinate_is_judged_by_its_own_width(kind):
     ends = torch.tensor([[0.0, 0.0], [1.0, 1e9]], dtype=torch.float64)
     corners = torch.cartesian_prod(*ends.mT)
     domain = Box(*ends) if kind is Box else kind(corners)
-    outside = corners + torch.tensor([1e-3, 0.0], dtype=torch.float64) * (2 * corners[:, :1] - 1)
-    assert bool(domain.contains(corners).all())
-    assert not bool(domain.contains(outside).any())
+    # a thousandth of the first coordinate's width, out on either side
+    step = torch.tensor([1e-3, 0.0], dtype=torch.float64)
+    outside = corners + step * (2 * corners[:, :1] - 1)
+    assert domain.contains(corners).all()
+    assert not domain.contains(outside).any()

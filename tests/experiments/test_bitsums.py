@@ -107,7 +107,8 @@ def worst_log_ratio(protocol, present, flood):
         both = one
         for other in [1] * others + [0] * (present - 1 - others):
             both = [convolve2d(law, one[other])[:SIZE, :SIZE] for law in both]
-        worst = max(worst, float(np.abs(np.log(both[1]) - np.log(both[0])).max()))
+        ratio = np.log(both[1]) - np.log(both[0])
+        worst = max(worst, float(np.abs(ratio).max()))
     return worst
 
 

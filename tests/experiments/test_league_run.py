@@ -65,9 +65,8 @@ def test_judges_see_what_is_wrong(league):
             own = subset * growth / (subset * growth + types - subset)
             own, other = (0.5, 1 / (growth + 1)) if name == "unary encoding" else (own, 0.1)
             check = [own * n, *[other * n] * (types - 1)]
-            verdict = row.judge(
-                {"raw": np.full(types, 1 / types).tolist()}, check, n=n, k=types, epsilon=1.0
-            )
+            raw = np.full(types, 1 / types).tolist()
+            verdict = row.judge({"raw": raw}, check, n=n, k=types, epsilon=1.0)
             assert verdict["seen"] == pytest.approx(epsilon)
             assert verdict["error"] == verdict["mended"]
             assert (verdict["seen"] <= row.promised + row.slack) == (epsilon == 1.0)
@@ -143,15 +142,15 @@ def test_published_histograms_have_their_published_variance(peers):
         "SUE": math.sqrt(growth) / (math.sqrt(growth) - 1) ** 2,
         "OLH": 4 * growth / (growth - 1) ** 2,
     }
+
+    def measured(name, epsilon):
+        drawn = peers.HISTOGRAMS[name](peers.Asked(counts, epsilon, TRIALS, rng))
+        return USERS * drawn[:, 1:].var()
+
     for name, expected in variance.items():
-        measured = (
-            USERS * peers.HISTOGRAMS[name](peers.Asked(counts, 1.0, TRIALS, rng))[:, 1:].var()
-        )
-        assert measured == pytest.approx(expected, rel=0.06), name
-        assert measured != pytest.approx(
-            USERS * peers.HISTOGRAMS[name](peers.Asked(counts, 1.2, TRIALS, rng))[:, 1:].var(),
-            rel=0.06,
-        )
+        found = measured(name, 1.0)
+        assert found == pytest.approx(expected, rel=0.06), name
+        assert found != pytest.approx(measured(name, 1.2), rel=0.06)
 
 
 def test_one_parity_a_user_is_unbiased_for_all_of_its_order(peers):

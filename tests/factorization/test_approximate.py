@@ -441,7 +441,7 @@ def test_the_papers_last_inequality_is_loose_by_two():
         A = random(inner, 8, name=str(i).encode()) / math.sqrt(8)
         beta, entry = beta_and_entry(factorization.left, factorization.right.mT, A)
         assert entry <= beta
-    one = torch.ones(1, 1, dtype=torch.float64)
+    one = torch.ones(1, 1).double()
     beta, entry = beta_and_entry(one, one, 1.1 * one)
     assert abs(entry - beta) < 1e-12
     assert beta > 0.2

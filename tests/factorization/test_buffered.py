@@ -53,7 +53,7 @@ def test_norms_are_those_of_the_dense_strategy(monkeypatch, n, buffers, p, decay
     W = sums.dense()
     rows = torch.linalg.solve_triangular(C, W, upper=False, left=False).norm(dim=1)
     assert torch.allclose(found.row_norms, rows, rtol=1e-10)
-    assert torch.allclose(C.norm(dim=0), torch.ones(n, dtype=torch.float64), rtol=1e-12)
+    assert torch.allclose(C.norm(dim=0), torch.ones(n).double(), rtol=1e-12)
     assert torch.allclose(found.strategy.column_norms()[0], C.norm(dim=0), rtol=1e-12)
     assert math.isclose(
         float(found.certificate.upper), float(torch.linalg.vector_norm(rows, ord=p)), rel_tol=1e-10
@@ -203,7 +203,7 @@ def classes(C, period):
 def wide(C):
     """C itself in the widest floats, by forward substitution."""
     n = C.steps
-    poles, zeros, D1, D2 = (x.numpy().astype(np.longdouble) for x in C.buffered.tensors)
+    poles, zeros, D1, D2 = [x.numpy().astype(np.longdouble) for x in C.buffered.tensors]
     # its first column
     T = np.zeros(n, np.longdouble)
     T[0] = 1
@@ -250,7 +250,7 @@ def test_buffers_come_near_the_bound_for_every_strategy(monkeypatch, n, period, 
         monkeypatch.setattr(search, "PASSES", PASSES)
     C, rows = recalled_passes(n, period, buffers, p)
     products, rounding = C.class_products()
-    assert float((products.abs().sum((1, 2)) + rounding).max()) <= 1 + 1e-8
+    assert (products.abs().sum((1, 2)) + rounding).max() <= 1 + 1e-8
     W = RunningSums(n)
     best = factorize_epochs(W.dense(), period, p, 1e-4).certificate
     least = float(best.lower)

@@ -85,7 +85,7 @@ def test_an_evaluator_that_errs_by_a_ten_millionth_is_refused(fault, monkeypatch
     """Negative control: the optimum of a permutation is known to 1e-15, so that any such error is a
     contradiction.
     """
-    eye = torch.eye(8, dtype=torch.float64)
+    eye = torch.eye(8).double()
     ones = torch.ones(8)
     # mirrored or not
     W = eye if fault == "eigvalsh" else eye[[1, 2, 0, 3, 4, 5, 6, 7]]
@@ -134,7 +134,7 @@ def test_subnormal_weights_keep_their_ratios():
     """Divided by an l_3 norm that is subnormal, 4 grains for 4.14, they would prove 1.7 % too
     much.
     """
-    W = torch.eye(5, dtype=torch.float64)
+    W = torch.eye(5).double()
     grains = torch.tensor([1.0, 2.0, 2.0, 3.0, 3.0]).double()
     lower = [certify(W, W, W, scale * grains, grains, p=3).lower for scale in (1.0, 5e-324)]
     assert_close(lower[1], lower[0], rtol=1e-14, atol=0)

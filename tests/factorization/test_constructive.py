@@ -85,8 +85,8 @@ def test_best_decoder_has_the_shortest_rows():
     tree = binary_tree(16)
     best = best_decoder(workloads.prefix(16).dense(), tree.right)
     norms = best.left.norm(dim=1) * best.sensitivity, tree.left.norm(dim=1) * tree.sensitivity
-    assert bool((norms[0] <= norms[1] * (1 + 1e-12)).all())
-    assert bool((norms[0] < 0.99 * norms[1]).any())
+    assert (norms[0] <= norms[1] * (1 + 1e-12)).all()
+    assert (norms[0] < 0.99 * norms[1]).any()
 
 
 def lipschitz(n, seed=0):
@@ -94,7 +94,7 @@ def lipschitz(n, seed=0):
     G = 1, B = 0.
     """
     steps = normal(40, n - 1, seed=seed).sign()
-    walk = torch.cat([torch.zeros(40, 1, dtype=torch.float64), steps.cumsum(1)], 1)
+    walk = torch.cat([torch.zeros(40, 1).double(), steps.cumsum(1)], 1)
     middle = n // 2
     return walk - walk[:, middle : middle + 1]
 
@@ -192,9 +192,7 @@ def test_its_noise_is_that_of_a_factorization(shift):
     made = MarginalFactorization(5, 2, shift)
     sets = torch.combinations(torch.arange(5), 2)
     count = len(made.subsets(sets)[0])
-    columns = [
-        made.noise(sets, unit, 1.0).flatten() for unit in torch.eye(count, dtype=torch.float64)
-    ]
+    columns = [made.noise(sets, unit, 1.0).flatten() for unit in torch.eye(count).double()]
     L = torch.stack(columns, 1)
     W = workloads.marginal_tables(5, 2).dense()
     W = W - 0.25 if shift else W

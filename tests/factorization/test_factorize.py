@@ -37,7 +37,8 @@ def test_factors_reproduce_w_and_are_balanced(p, shift):
 def test_batch_equals_one_by_one(p, shift):
     W = torch.stack([normal(5, 4, seed=s) for s in range(6)]).reshape(2, 3, 5, 4)
     # rank 0 and rank 1 inside the batch
-    W[0, 1], W[1, 2] = 0.0, W[1, 2, :, :1] * W[1, 2, :1]
+    W[0, 1] = 0.0
+    W[1, 2] = W[1, 2, :, :1] * W[1, 2, :1]
     W[1, 0] *= 1e-200
     W[0, 2] *= 1e150
     with warnings.catch_warnings():

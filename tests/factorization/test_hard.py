@@ -45,7 +45,7 @@ normal = partial(laws.normal, name=b"hard")
 SMALL = {
     "coin": COIN.double(),
     "prefix": workloads.prefix(6).dense(),
-    "histogram": torch.eye(7, dtype=torch.float64),
+    "histogram": torch.eye(7).double(),
     "ranges": workloads.all_ranges(5).dense(),
     "parities": workloads.parities(3, 2).dense(),
     "normal": normal(5, 8),
@@ -127,7 +127,7 @@ def test_guarantee_directions_keep_distributions_and_move_the_query_at_rate_1(na
     assert used.any()
     assert ((ends[1] - ends[0])[~used] == 0).all()
     assert abs(float(instance.query_weights.sum()) - 1) < 1e-14
-    assert float(instance.directions.sum(-1).abs().max()) < 1e-12
+    assert instance.directions.sum(-1).abs().max() < 1e-12
     assert_close((W * instance.directions).sum(-1), used.double())
 
 
@@ -281,7 +281,9 @@ def test_guarantee_samples_to_test_bound_every_pair_of_messages(name, epsilon):
     no fewer users.
     """
     D = SIGNS[name]
-    instance, types, tight = hard_instance(torch.cat([D, -D], 1)), 2 * D.shape[1], []
+    instance = hard_instance(torch.cat([D, -D], 1))
+    types = 2 * D.shape[1]
+    tight = []
     for shift, n in itertools.product((0.1, 0.4), (1, 12)):
         laws, half = instance.distributions(1.2 * shift)
         moved = laws + shift * instance.directions

@@ -28,7 +28,7 @@ KNOWN = [
     (workloads.absolute_difference(K).dense(), -(K - 1) / 2, (K - 1) / 2),
     # minus the projection off the constants
     (workloads.unequal(K).dense(), -(1 - 1 / K), 1 - 1 / K),
-    (torch.eye(K, dtype=torch.float64), -1 / K, 1 - 1 / K),
+    (torch.eye(K).double(), -1 / K, 1 - 1 / K),
     # antisymmetric in each coordinate: no constant helps
     (workloads.kendall(3, 4).dense(), 0.0, None),
     (torch.full((4, 5), -2.5, dtype=torch.float64), 2.5, 0.0),
@@ -53,7 +53,7 @@ def test_gradcheck(p, shift):
     """
     W = normal(4, 5).requires_grad_()
     (gradient,) = torch.autograd.grad(gamma(W, p, shift, tol=1e-9), W)
-    steps = 1e-4 * torch.eye(20, dtype=torch.float64).reshape(20, 4, 5)
+    steps = 1e-4 * torch.eye(20).double().reshape(20, 4, 5)
     ends = torch.stack([W.detach() + steps, W.detach() - steps])
     ahead, behind = gamma(ends, p, shift, tol=1e-9)
     slopes = ((ahead - behind) / 2e-4).reshape(4, 5)
@@ -314,9 +314,7 @@ def test_scale_of_the_weights_is_free_and_a_missing_weight_proves_nothing():
 
 
 def test_batches_and_dtypes():
-    U = torch.stack(
-        [normal(4, 6), torch.zeros(4, 6, dtype=torch.float64), normal(4, 6, name=b"b").sign()]
-    )
+    U = torch.stack([normal(4, 6), torch.zeros(4, 6).double(), normal(4, 6, name=b"b").sign()])
     found = gamma2_dual(U.float().requires_grad_())
     assert found.lower.shape == (3,)
     assert found.left.shape[:2] == (3, 4)

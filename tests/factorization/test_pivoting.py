@@ -20,11 +20,11 @@ def by_all_supports(points, z):
     for size in range(1, len(points) + 1):
         for support in itertools.combinations(range(len(points)), size):
             P = points[list(support)] - z
-            ones = torch.ones(size, 1, dtype=torch.float64)
+            ones = torch.ones(size, 1).double()
             upper = torch.cat([P @ P.T, ones], 1)
             lower = torch.cat([ones.T, 0 * ones[:1]], 1)
             system = torch.cat([upper, lower])
-            right = torch.eye(size + 1, dtype=torch.float64)[-1]
+            right = torch.eye(size + 1).double()[-1]
             h = (torch.linalg.pinv(system, rtol=1e-12) @ right)[:size]
             if bool((h >= -1e-10).all()) and abs(float(h.sum()) - 1) < 1e-8:
                 weights = h.clamp_min(0) / h.clamp_min(0).sum()
@@ -59,7 +59,7 @@ def test_it_is_the_best_of_all_supports(kind):
         spread = centred.square().sum(1).max()
         size = float(spread) + float(far.square().sum())
         h, _ = nearest_histogram(centred @ centred.T, far @ centred.T, 1e-13 * size)
-        assert bool((h >= 0).all())
+        assert (h >= 0).all()
         assert float(h.sum()) == pytest.approx(1, abs=1e-12)
         assert float((h @ points - z).square().sum()) - by_all_supports(points, z) <= 1e-12 * size
 
@@ -71,11 +71,11 @@ def test_more_types_than_dimensions_and_smooth_kernels_end_near_the_hull(kind):
     if kind == "smooth":
         x = torch.linspace(0, 1, 128, dtype=torch.float64)
         kernel = torch.exp(-50 * (x[:, None] - x).square())
-        points = torch.linalg.cholesky(kernel + 1e-9 * torch.eye(128, dtype=torch.float64))
+        points = torch.linalg.cholesky(kernel + 1e-9 * torch.eye(128).double())
     z = points.mean(0) + 0.5 * drawn("z", 2, points.shape[1])
     longest = points.square().sum(1).max()
     limit = 1e-9 * float(longest)
     h, gap = nearest_histogram(points @ points.T, z @ points.T, limit)
     slope = (h @ points - z) @ points.T
     assert_close((slope * h).sum(-1) - slope.amin(-1), gap, rtol=1e-3, atol=limit)
-    assert float(gap.max()) <= (1e-5 if kind == "smooth" else limit)
+    assert gap.max() <= (1e-5 if kind == "smooth" else limit)

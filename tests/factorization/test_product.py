@@ -97,8 +97,8 @@ def test_product_follows_dtype_and_charges_for_it():
 
 def test_guarantee_kronecker_certificate_charges_factors_that_miss():
     """I (x) I from left = I / 2: the factors' value is 1/4, and what is missing makes up for it."""
-    eye = torch.eye(3, dtype=torch.float64)
-    weights = torch.ones(3, dtype=torch.float64)
+    eye = torch.eye(3).double()
+    weights = torch.ones(3).double()
     half = certify(eye, eye / 2, eye, weights, weights)
     product = certify_kronecker([half, half])
     rows = (eye / 2).norm(dim=1)
@@ -143,7 +143,7 @@ def test_signature_of_products_in_any_order(kinds):
 
 
 def test_signature_of_a_product_with_a_zero_factor_and_in_float32():
-    nothing = torch.zeros(2, 2, dtype=torch.float64)
+    nothing = torch.zeros(2, 2).double()
     zero = Workload("zero", (workloads.sign(3).dense(), nothing))
     form = signature_form(zero)
     assert form.right.shape == (1, 6)

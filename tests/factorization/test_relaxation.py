@@ -174,7 +174,8 @@ def test_an_ordinary_loop_reaches_the_norm():
     batch = torch.stack([prefix, -2 * prefix])
 
     def norm(W, steps):
-        left, right = (factor.detach() for factor in train(Relaxation(W), smooth_log_norm, steps)())
+        factors = train(Relaxation(W), smooth_log_norm, steps)()
+        left, right = [factor.detach() for factor in factors]
         assert_close(left @ right, W, rtol=0, atol=1e-12)
         return left.norm(dim=-1).amax(-1) * right.norm(dim=-2).amax(-1)
 

@@ -112,7 +112,7 @@ def test_queries_that_no_best_answer_counts_leave_the_bounds_close():
             [7, 3, 0, 7, -6],
         ]
     ).double()
-    W = W + 0.1 * torch.eye(5, dtype=torch.float64)
+    W = W + 0.1 * torch.eye(5).double()
     assert factorize_epochs(W, 1).certificate.gap <= 1e-3
 
 

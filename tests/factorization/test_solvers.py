@@ -47,7 +47,7 @@ WORKLOADS = {
     "low rank": normal(30, 4) @ normal(4, 30, name=b"other"),
     "zero row and column": torch.nn.functional.pad(normal(20, 20), (0, 1, 1, 0)),
     "ill-conditioned": turned(9),
-    "zero": torch.zeros(5, 4, dtype=torch.float64),
+    "zero": torch.zeros(5, 4).double(),
     "large entries": 1e200 * normal(10, 10),
     "batch": torch.stack(
         [normal(12, 12), workloads.prefix(12).dense(), torch.zeros(12, 12).double()]
@@ -94,9 +94,7 @@ def test_where_cholesky_fails_precision_goes_up_and_then_the_decompositions_take
 
 
 def test_a_cpu_takes_decompositions():
-    assert isinstance(
-        spectrum.choose(torch.ones(2000, 1, dtype=torch.float64).expand(2000, 2000)), Decomposed
-    )
+    assert isinstance(spectrum.choose(torch.ones(2000, 1).double().expand(2000, 2000)), Decomposed)
 
 
 @pytest.mark.gpu
@@ -125,8 +123,8 @@ MATRICES = {
     "Toeplitz": torch.stack([normal(23)[11 - i : 23 - i] for i in range(12)]),
     "persymmetric, odd": normal(7, 7) + around(normal(7, 7)).mT,
     "symmetric": normal(8, 8) + normal(8, 8).mT,
-    "singular": torch.ones(5, 5, dtype=torch.float64),
-    "zero": torch.zeros(3, 3, dtype=torch.float64),
+    "singular": torch.ones(5, 5).double(),
+    "zero": torch.zeros(3, 3).double(),
     "batch": torch.stack(
         [workloads.prefix(6).dense(), 1e-5 * torch.eye(6), torch.zeros(6, 6)]
     ).double(),
@@ -201,7 +199,7 @@ def test_weights_from_a_coarser_matrix_save_iterations_and_no_more(kind, size, m
         W = W * 0.99 ** (steps[:, None] - steps).abs().double()
     # smooth, and nothing of it is left in every second row and column
     if kind == "cut":
-        W = torch.eye(size, dtype=torch.float64).flip(0)
+        W = torch.eye(size).double().flip(0)
         W[1 - size % 2 :: 2, 1 - size % 2 :: 2] = 0
         W = W + 1e-9
     exact = plain(W, math.inf, False, 1e-6)
@@ -271,7 +269,7 @@ def test_without_the_cushion_rounding_carries_the_largest_singular_value_past_ze
     """The steps of the best cubic alone send 1 to l: below the rounding of float32 that is a coin's
     toss.
     """
-    low = 1e-7 * torch.ones(24, dtype=torch.float64)
+    low = 1e-7 * torch.ones(24).double()
     low[0] = 1
     M = with_singular_values(low)
 

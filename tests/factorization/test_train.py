@@ -31,8 +31,10 @@ PAIRS = torch.tensor([[1.0, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 1, 0, 0, 1]])
 def test_a_batch_goes_as_one_by_one():
     """Rank 0 and 3, a zero row, a scale of 1e200 and other exponents, side by side."""
     W = normal(2, 3, 8, 6)
-    W[0, 1], W[0, 2] = 0.0, W[0, 2, :, :3] @ W[0, 2, :3]
-    W[1, 0, 2], W[1, 1] = 0.0, 1e200 * W[1, 1]
+    W[0, 1] = 0.0
+    W[0, 2] = W[0, 2, :, :3] @ W[0, 2, :3]
+    W[1, 0, 2] = 0.0
+    W[1, 1] *= 1e200
     found = train(W)
     certificate = found.certificate
     exact = factorize(W, tol=1e-6).certificate
@@ -59,12 +61,12 @@ def test_a_structure_of_ones_own_with_parameters_shared_by_a_batch():
         def __init__(self, W):
             super().__init__()
             self.W = W
-            self.logs = torch.nn.Parameter(torch.zeros(W.shape[-1], dtype=torch.float64))
+            self.logs = torch.nn.Parameter(torch.zeros(W.shape[-1]).double())
 
         def forward(self):
-            scales = self.logs.exp()
-            right = torch.diag(scales).expand(*self.W.shape[:-2], -1, -1)
-            return self.W / scales, right
+            left = self.W / self.logs.exp()
+            right = torch.diag(self.logs.exp())
+            return left, right.expand(*self.W.shape[:-2], -1, -1)
 
     pair = torch.stack([torch.eye(3), 5 * torch.eye(3)])
     W = pair.double() * torch.tensor([1.0, 2.0, 4.0])

@@ -139,10 +139,8 @@ class Side:
         here.analyse(here.add(here.empty, tally))
         data = here.encode(sent)
         here.tally(device.moved(here.decode(data), self.device))
-        return {
-            "randomize": sent,
-            "encode": torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device),
-        }
+        octets = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return {"randomize": sent, "encode": octets.to(self.device)}
 
 
 PARTS = ("collect", "interval", "summary", "sample", "batches", "messages")
@@ -157,7 +155,8 @@ def run(entry, default=None):
     """Name -> what is wrong. default: what torch's default is changed by, with all data on the
     CPU.
     """
-    wrong, here = {}, Side(entry.protocol, entry.x, torch.device("cpu"))
+    wrong = {}
+    here = Side(entry.protocol, entry.x, torch.device("cpu"))
     for name in PARTS:
         try:
             with device.counted():
@@ -178,10 +177,10 @@ def run(entry, default=None):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     only = [a for a in sys.argv[1:] if not a.startswith("-")]
-    listed = entries(*sorted({one.split(".")[0] for one in only}))
-    listed = {
-        name: each for name, each in listed.items() if not only or any(o in name for o in only)
-    }
+    folders = sorted({one.split(".")[0] for one in only})
+    listed = entries(*folders)
+    if only:
+        listed = {name: each for name, each in listed.items() if any(o in name for o in only)}
     ways = [each for each in sys.argv if each in DEFAULTS] or ["--there"]
     found = {
         f"{name} {way}": run(each, DEFAULTS[way]) for way in ways for name, each in listed.items()

@@ -160,11 +160,8 @@ def count(func, flat, target, out, waits_not, known):
 
 def run(func, args, kwargs):
     """One operation: refused, or done on the CPU and said to be there."""
-    flat = [
-        t
-        for t in tree_flatten((args, kwargs))[0]
-        if isinstance(t, torch.Tensor | torch.Generator | int | float)
-    ]
+    leaves = tree_flatten((args, kwargs))[0]
+    flat = [t for t in leaves if isinstance(t, torch.Tensor | torch.Generator | int | float)]
     tensors = [t for t in flat if isinstance(t, torch.Tensor | torch.Generator)]
     far = [t for t in tensors if isinstance(t, Far)]
     device = kwargs.get("device")

@@ -68,7 +68,7 @@ with device.counted():
     draws.RARE = 0  # the same words as on the CPU
     there, here = stream(far), stream("cpu")
     for _ in range(2):
-        assert_close(there(torch.ones(8, device=far)).cpu(), here(torch.ones(8)))
+        torch.testing.assert_close(there(torch.ones(8, device=far)).cpu(), here(torch.ones(8)))
     bad = torch.ones(8, device=far)
     bad[3] = float("inf")
     assert there(bad).isnan().all().cpu()

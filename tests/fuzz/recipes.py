@@ -22,7 +22,8 @@ ROOMS = (
 def gathered(protocol, name="first"):
     """A collection of five users."""
     tally = protocol.collect(torch.tensor([0, 1, 2, 2, 1]), noise=SeededNoise(1))
-    return importlib.import_module("torchdp.collection").Collection.of(protocol).add(name, tally)
+    collection = importlib.import_module("torchdp.collection").Collection
+    return collection.of(protocol).add(name, tally)
 
 
 def quick(queries):
@@ -34,9 +35,11 @@ def squared(config):
     """A trial of a sweep."""
     made = importlib.import_module("torchdp.simulate").Trial
     facts = {"predicted_mse": float(config["a"])}
-    return made(
-        lambda generator, size: config["a"] * torch.randn(size, generator=generator).square(), facts
-    )
+
+    def draw(generator, size):
+        return config["a"] * torch.randn(size, generator=generator).square()
+
+    return made(draw, facts)
 
 
 class Fresh:
@@ -159,9 +162,8 @@ def kept():
     points = torch.tensor([[0.6, 0.0], [0.0, -0.5], [0.3, 0.3]], **number)
     polytope = found["domains"].Polytope(points)
     rows = torch.cat([points, torch.tensor([[0.1, 0.2], [0.2, 0.1]], **number)])
-    features = (
-        found["density"].GaussianFourier(2, 1.0).draw(8, generator=torch.Generator().manual_seed(1))
-    )
+    gaussian = found["density"].GaussianFourier(2, 1.0)
+    features = gaussian.draw(8, generator=torch.Generator().manual_seed(1))
     return found | {
         "torch": torch,
         "inf": float("inf"),
@@ -233,9 +235,8 @@ def lines(text):
         if line.startswith("each "):
             kinds = line.removeprefix("each ").split("; ")
         else:
-            yield from (
-                line.strip().replace("IT", kind) for kind in (kinds if line[:1] == " " else [""])
-            )
+            used = kinds if line[:1] == " " else [""]
+            yield from (line.strip().replace("IT", kind) for kind in used)
 
 
 SECTIONS = (Path(__file__).parent / "recipes.txt").read_text().split("\n# ")[1:]

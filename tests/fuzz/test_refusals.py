@@ -51,11 +51,14 @@ def refused(words, told):
 
 @pytest.mark.parametrize("section", SECTIONS, ids=[each.split("\n")[0] for each in SECTIONS])
 def test_refused(section):
-    known, sets, found = names(), dict(re.findall(r"(?m)^([A-Z]+) = (.+)$", HEAD + section)), []
+    known = names()
+    sets = dict(re.findall(r"(?m)^([A-Z]+) = (.+)$", HEAD + section))
+    found = []
     for row in filter(None, section.split("\n")[1:]):
         if re.match(r"[A-Z]+ = ", row):
             continue
-        if named := re.match(r"(\w+) := (.+)", row):
+        named = re.match(r"(\w+) := (.+)", row)
+        if named:
             known[named[1]] = eval(named[2], known)
             continue
         call, _, words = row.rpartition(" | ")

@@ -32,7 +32,8 @@ def direct(points, normals, lift, along, across):
     """(T u + sqrt(1 - T^2) w)/mean, w the direction of (I - u u^T) g: on the sphere of R^{d+1}, the
     last coordinate dropped, times the radius."""
     scaled = points / RADIUS
-    height = (1 - scaled.square().sum(-1, keepdim=True)).clamp_min(0).sqrt()
+    squares = scaled.square().sum(-1, keepdim=True)
+    height = (1 - squares).clamp_min(0).sqrt()
     u = torch.cat([scaled, height], -1)
     g = torch.cat([normals, lift[..., None]], -1)
     projection = torch.eye(u.shape[-1], dtype=u.dtype) - u[..., :, None] * u[..., None, :]

@@ -41,9 +41,9 @@ def as_key(octets):
 @pytest.mark.parametrize("name", KNOWN)
 def test_known_answers_of_rfc_8439(name):
     octets, counter, nonce, expected = KNOWN[name]
-    first, group, stream = (
-        int.from_bytes(bytes.fromhex(nonce)[4 * k : 4 * k + 4], "little") for k in range(3)
-    )
+    # three little-endian words of 32 bits
+    words = [bytes.fromhex(nonce)[k : k + 4] for k in (0, 4, 8)]
+    first, group, stream = [int.from_bytes(word, "little") for word in words]
     key = as_key(octets)
     index = torch.tensor([0, counter | first << 32])
     words = chacha.block(key, index, group, stream)

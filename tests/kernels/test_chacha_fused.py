@@ -16,6 +16,7 @@ from torchdp.kernels.chacha import fused  # noqa: E402
 )
 @pytest.mark.parametrize("nonce", [(0, 0), (2**32 - 1, 7)])
 def test_both_paths_give_the_same_words(device, first, blocks, nonce):
-    key = SeededNoise(first % 7).words((4,)).view(torch.int32).to(device)
+    noise = SeededNoise(first % 7)
+    key = noise.words((4,)).view(torch.int32).to(device)
     expected = reference.keystream(key, first, blocks, *nonce)
     assert torch.equal(fused.keystream(key, first, blocks, *nonce), expected)

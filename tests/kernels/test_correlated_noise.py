@@ -7,6 +7,7 @@ import math
 import mpmath
 import pytest
 import torch
+from laws import generator
 from scipy.stats import kstest
 from torch.testing import assert_close
 
@@ -18,8 +19,9 @@ KEY = chacha.key_of(bytes(range(32)))
 
 def word(index, step, stream):
     """Of 64 bits, from its own block."""
-    octets = chacha.block(KEY, torch.tensor(index // 8), step, stream).numpy().tobytes()
-    return int.from_bytes(octets[8 * (index % 8) :][:8], "little")
+    block, place = divmod(index, 8)
+    words = chacha.block(KEY, torch.tensor(block), step, stream)
+    return int.from_bytes(words.numpy().tobytes()[8 * place :][:8], "little")
 
 
 def step(
@@ -53,11 +55,11 @@ def step(
 def test_normals_are_those_of_their_words():
     found = reference.normals(KEY, 7, 5, 40).tolist()
     for place, number in enumerate(found, 5):
-        radius = mpmath.sqrt(
-            -2 * mpmath.log((mpmath.mpf(word(place // 2, 7, 0) % 2**63) + 0.5) / 2**63)
-        )
+        chance = (mpmath.mpf(word(place // 2, 7, 0) % 2**63) + 0.5) / 2**63
+        radius = mpmath.sqrt(-2 * mpmath.log(chance))
         angle = 2 * mpmath.pi * mpmath.mpf(word(place // 2, 7, 1)) / 2**64
-        assert abs(number - radius * (mpmath.sin if place % 2 else mpmath.cos)(angle)) < 1e-14
+        turned = mpmath.sin(angle) if place % 2 else mpmath.cos(angle)
+        assert abs(number - radius * turned) < 1e-14
     many = reference.normals(KEY, 8, 0, 40_000)
     assert kstest(many.numpy(), "norm").pvalue > 1e-4
     assert abs(many[::2] @ many[1::2]) < 4.5 * math.sqrt(20_000)
@@ -91,10 +93,8 @@ def test_guarantee_the_tail_has_126_bits(monkeypatch):
 @pytest.mark.parametrize("slots", [(-1, -1), (3, -1), (-1, 2), (3, 4)])
 def test_what_is_written(slots, draws):
     state = torch.arange(24).view(6, 4).double()
-    (out, kept), gains = (
-        step(state, slots=slots, draws=draws),
-        torch.linspace(-0.5, 0.3, 6, dtype=torch.float64),
-    )
+    out, kept = step(state, slots=slots, draws=draws)
+    gains = torch.linspace(-0.5, 0.3, 6, dtype=torch.float64)
     u = 1.7 * reference.normals(KEY, 3, 0, 4)
     if draws > 1:
         u -= 0.6 * reference.normals(KEY, 1, 0, 4)
@@ -113,9 +113,11 @@ def test_what_is_written(slots, draws):
 
 @pytest.mark.parametrize("cut", [1, 16, 23])
 def test_parts_hold_the_numbers_of_the_whole(cut):
-    past = torch.randn(2, 40, generator=torch.Generator().manual_seed(1)).double()
+    drawn = torch.randn(2, 40, generator=generator(1))
+    past = drawn.double()
     whole = step(past, 9)[1]
-    parts = step(past[:, :cut], 9)[1], step(past[:, cut:], 9 + cut)[1]
+    last = step(past[:, cut:], 9 + cut)[1]
+    parts = step(past[:, :cut], 9)[1], last
     assert torch.allclose(torch.cat(parts, 1), whole, rtol=1e-13)
 
 
@@ -135,9 +137,9 @@ CASES = [
 @pytest.mark.parametrize("draws", [1, 3])
 def test_both_forms_agree(device, memory, size, first, slots, dtype, draws):
     fused = pytest.importorskip("torchdp.kernels.correlated_noise.fused")
-    state = torch.randn(memory, 2 * size, generator=torch.Generator().manual_seed(size))[
-        :, size:
-    ].double()
+    # a part of a wider state: not contiguous
+    wide = torch.randn(memory, 2 * size, generator=generator(size))
+    state = wide[:, size:].double()
     given = {"at": 9, "dtype": dtype, "draws": draws}
     wanted = step(state, first, size, slots, **given)
     found = step(state, first, size, slots, device=device, form=fused.add, **given)
@@ -153,7 +155,7 @@ def test_both_forms_take_further_bits(device, monkeypatch):
     fused = pytest.importorskip("torchdp.kernels.correlated_noise.fused")
     if device.type == "cuda":
         pytest.skip("a compiled kernel keeps its constants")
-    past = torch.zeros(1, 50, dtype=torch.float64)
+    past = torch.zeros(1, 50).double()
     usual = step(past)[0]
     for name, value in (("COARSE", 2**62), ("MOST", 255)):
         monkeypatch.setattr(reference, name, value)

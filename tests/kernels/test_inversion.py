@@ -15,9 +15,8 @@ WHOLE = 2**128
 
 def thresholds(table):
     """The table's T_1, T_2, ... as integers, its filling left out."""
-    return [a << 96 | b << 64 | c << 32 | d for a, b, c, d in table.words.T.tolist()][
-        : table.length
-    ]
+    numbers = [a << 96 | b << 64 | c << 32 | d for a, b, c, d in table.words.T.tolist()]
+    return numbers[: table.length]
 
 
 def make_exact_laws():
@@ -57,23 +56,22 @@ def test_thresholds_are_the_tails_to_the_nearest_unit():
         assert table.words.shape[1] == 1 << table.length.bit_length()
 
 
+def distance(table, steps, masses):
+    """Total variation between what steps of 2^128 make and the exact masses."""
+    drawn = [Fraction(a - b, WHOLE) for a, b in pairwise(steps)]
+    assert all(mass >= 0 for mass in drawn)
+    drawn = dict(enumerate(drawn, table.first))
+    return sum(abs(drawn.get(k, 0) - mass) for k, mass in enumerate(masses)) / 2
+
+
 def test_guarantee_the_total_variation_distance_is_at_most_what_the_table_says():
     for table, masses in exact_laws():
         steps = [WHOLE, *thresholds(table), 0]
-        drawn = {
-            table.first + i: Fraction(a - b, WHOLE) for i, (a, b) in enumerate(pairwise(steps))
-        }
-        assert all(mass >= 0 for mass in drawn.values())
-        distance = sum(abs(drawn.get(k, 0) - mass) for k, mass in enumerate(masses)) / 2
-        assert distance <= Fraction(table.variation) < Fraction(1, 2**115)
+        promised = Fraction(table.variation)
+        assert distance(table, steps, masses) <= promised < Fraction(1, 2**115)
         # thresholds of 64 bits: a wrong table
         coarse = [(step >> 64) << 64 for step in steps]
-        wrong = {
-            table.first + i: Fraction(a - b, WHOLE) for i, (a, b) in enumerate(pairwise(coarse))
-        }
-        assert sum(abs(wrong.get(k, 0) - mass) for k, mass in enumerate(masses)) / 2 > Fraction(
-            table.variation
-        )
+        assert distance(table, coarse, masses) > promised
 
 
 def test_large_means_keep_a_short_table_around_the_mean():
@@ -82,8 +80,7 @@ def test_large_means_keep_a_short_table_around_the_mean():
     assert table.length < 30_000
     tails = [threshold / WHOLE for threshold in thresholds(table)]
     mean = table.first + math.fsum(tails)
-    variance = (
-        math.fsum((2 * j - 1) * tail for j, tail in enumerate(tails, 1)) - math.fsum(tails) ** 2
-    )
+    squares = [(2 * j - 1) * tail for j, tail in enumerate(tails, 1)]
+    variance = math.fsum(squares) - math.fsum(tails) ** 2
     assert mean == pytest.approx(1e6, rel=1e-12)
     assert variance == pytest.approx(1e6, rel=1e-6)

@@ -20,7 +20,8 @@ def exact_step(k, epsilon):
     """Numbers that each other value may own at most: floor(2^63 q), q = 1/(e^epsilon + k - 1) to
     float64.
     """
-    return math.floor(Fraction(1 / (math.exp(epsilon) + k - 1)) * WORDS)
+    chance = 1 / (math.exp(epsilon) + k - 1)
+    return math.floor(Fraction(chance) * WORDS)
 
 
 def owned(report, k, step, x):

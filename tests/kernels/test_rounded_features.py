@@ -25,9 +25,10 @@ def test_turns_are_those_of_the_angle_even_where_it_is_large():
     t = reference.turns(x, frequencies, phases)
     exact = (x.double() @ frequencies.double())[..., None] + phases.double().mT
     apart = t.double() - exact.flatten(1)
-    size = (x.double().abs() @ frequencies.double().abs())[..., None].expand(-1, -1, 2).flatten(1)
-    assert float(exact.abs().max()) > 50
-    assert float(t.abs().max()) <= 0.5
+    products = x.double().abs() @ frequencies.double().abs()
+    size = products[..., None].expand(-1, -1, 2).flatten(1)
+    assert exact.abs().max() > 50
+    assert t.abs().max() <= 0.5
     assert ((apart - apart.round()).abs() <= 2**-23 + 6 * 2**-24 * size).all()
 
 
@@ -39,8 +40,10 @@ def test_bits_are_one_as_often_as_the_cosine_says_in_every_wave_and_repeat(shift
     frequencies = torch.zeros(1, features)
     phases = torch.tensor([[shift], [shift + 0.05]]).repeat(1, features)
     counts = rounded_features.rounded_counts(x, frequencies, phases, key=5, repeats=2)
-    chance = (1 + torch.cos(2 * math.pi * phases.double())).mT.flatten() / 2
-    scores = (counts - n * chance) / (n * chance * (1 - chance)).sqrt().clamp_min(1e-9)
+    cosine = torch.cos(2 * math.pi * phases.double())
+    chance = (1 + cosine).mT.flatten() / 2
+    variance = n * chance * (1 - chance)
+    scores = (counts - n * chance) / variance.sqrt().clamp_min(1e-9)
     assert scores.abs().max() < 4.5
     # no two share their words
     assert len(set(counts.flatten().tolist())) > (18 if 0 < shift < 0.45 else 5)

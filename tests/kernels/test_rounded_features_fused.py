@@ -34,16 +34,16 @@ def inputs(n, d, features, waves, device, seed, dyadic=False):
 def turns_error(x, frequencies, waves):
     """Between two projections in any order, each with d + 8 roundings of 2^-22, as tf32x3 has."""
     size = x.double().abs() @ frequencies.double().abs()
-    return (2 * (x.shape[1] + 8) * 2.0**-22 * size + 2.0**-23).repeat_interleave(waves, 1)
+    roundings = 2 * (x.shape[1] + 8) * 2.0**-22
+    return (roundings * size + 2.0**-23).repeat_interleave(waves, 1)
 
 
 def margins(x, frequencies, phases, key, first, repeat):
     """|u - (1 + cos)/2| of each bit of the reference."""
     user = first + torch.arange(len(x), device=x.device)
     random = reference.integers(key, user, frequencies.shape[1], len(phases), repeat)
-    return (
-        random - reference.levels(reference.turns(x, frequencies, phases))
-    ).abs().double() / 2**32
+    levels = reference.levels(reference.turns(x, frequencies, phases))
+    return (random - levels).abs().double() / 2**32
 
 
 SIZES = [(1, 1, 1, 1), (63, 5, 63, 2), (130, 40, 131, 1)]
@@ -72,7 +72,8 @@ def test_signs_differ_only_where_the_cosine_vanishes(device, size):
     x, frequencies, phases = inputs(*size, device, seed=size[0])
     expected = reference.positive_bits(x, frequencies, phases).sum(0)
     wrong = (fused.positive_counts(x, frequencies, phases) - expected).abs()
-    near = (reference.turns(x, frequencies, phases).abs() - 0.25).abs()
+    turns = reference.turns(x, frequencies, phases)
+    near = (turns.abs() - 0.25).abs()
     assert (wrong <= (near <= turns_error(x, frequencies, size[3])).sum(0)).all()
     assert wrong.sum() <= 1
 

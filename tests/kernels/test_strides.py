@@ -20,9 +20,10 @@ def one_and_many(count):
 
 
 def counter(size):
-    C = torch.eye(6, dtype=torch.float64)
+    C = torch.eye(6).double()
     for band in (1, 2):
-        C += 0.5**band * torch.eye(6, dtype=torch.float64).roll(band, 0).tril(-band)
+        identity = torch.eye(6).double()
+        C += 0.5**band * identity.roll(band, 0).tril(-band)
 
     def run():
         noise = training.CorrelatedNoise(C, size, 1.0, noise=SeededNoise(0, CPU))
@@ -53,10 +54,10 @@ def test_strided_tensors_are_refused_where_only_their_address_is_passed():
     with pytest.raises(ValueError, match="out must be contiguous"):
         guided_draws.fill(torch.zeros(128, dtype=torch.int64)[::2], parts, cells)
     key = torch.zeros(8, dtype=torch.int32)
-    one = torch.ones(1, dtype=torch.float64)
+    one = torch.ones(1).double()
     lags = torch.zeros(1, dtype=torch.int32)
-    now = Step(one, one, torch.ones(2, dtype=torch.float64), lags)
-    wide = torch.zeros(16, dtype=torch.float64)
-    state = torch.zeros(1, 8, dtype=torch.float64)
+    now = Step(one, one, torch.ones(2).double(), lags)
+    wide = torch.zeros(16).double()
+    state = torch.zeros(1, 8).double()
     with pytest.raises(ValueError, match="total must be contiguous"):
         correlated_noise.add((wide[:8], state), wide[::2], now, key, 0, 0)

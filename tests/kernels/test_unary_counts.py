@@ -63,11 +63,9 @@ def test_tallies_are_sums_of_messages_and_add_up(first, n, monkeypatch):
     total = unary_counts.tally(x, k, lost, off, 3, first)
     assert total.tolist() == [*messages.sum(0).tolist(), n]
     for cut in (0, 1, n // 2):
-        parts = [
-            unary_counts.tally(part, k, lost, off, 3, at)
-            for part, at in ((x[:cut], first), (x[cut:], first + cut))
-        ]
-        assert torch.equal(parts[0] + parts[1], total)
+        one = unary_counts.tally(x[:cut], k, lost, off, 3, first)
+        two = unary_counts.tally(x[cut:], k, lost, off, 3, first + cut)
+        assert torch.equal(one + two, total)
 
 
 def test_an_own_bit_is_lost_exactly_where_its_uniform_number_is_below_the_chance():

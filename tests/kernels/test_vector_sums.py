@@ -44,7 +44,6 @@ def test_sums_are_those_of_the_messages_and_parts_add_up():
     second = torch.tensor([1, 0, 1, 3])
     capped = privunit.sums(points, COUNTS, *draws, 9, **LAW)
     assert_close(capped, privunit.messages(points, TYPES, *draws, 9, **LAW).sum(0))
+    head = privunit.sums(points, first, *(each[:3] for each in draws), 9, **LAW)
     tail = privunit.sums(points, second, *(each[3:] for each in draws), 9, 3, **LAW)
-    assert_close(
-        privunit.sums(points, first, *(each[:3] for each in draws), 9, **LAW) + tail, capped
-    )
+    assert_close(head + tail, capped)

@@ -123,7 +123,8 @@ def test_guarantee_of_mu_against_responses_chosen_as_answers_come_in(epsilon):
 
 def test_guarantee_of_sums_against_responses_chosen_as_answers_come_in():
     def cost(each):
-        return 1 - Budget(asked(1.0)).spend(asked(each / 10)).epsilon
+        budget = Budget(asked(1.0))
+        return 1 - budget.spend(asked(each / 10)).epsilon
 
     costs = {each: cost(each) for each in (1, 2, 4, 6)}
     assert worst(costs, 1.0, 1.0, 10) <= 1e-12
@@ -143,7 +144,8 @@ def test_guarantee_mu_of_pure_privacy_is_the_least_that_covers_it(epsilon):
 
 
 def test_threads_spend_what_there_is_and_no_more():
-    budget, passed = Budget(asked(1.0)), []
+    budget = Budget(asked(1.0))
+    passed = []
 
     def spend():
         for _ in range(50):

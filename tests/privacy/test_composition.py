@@ -3,13 +3,11 @@ dp_accounting makes of it.
 """
 
 import dataclasses
-import itertools
 import math
 
 import mpmath
-import numpy as np
 import pytest
-from laws import worst_pair
+from laws import hockey_stick, product_pair, worst_pair
 
 from torchdp import factorization, queries, randomizers, regression, secure, sketching, workloads
 from torchdp.privacy import (
@@ -79,36 +77,32 @@ def test_gaussian_noise_beside_others_counts_once():
 def test_guarantee_mixtures_keep_delta_and_waste_little(each, mu, times, delta):
     likely = 1 / (1 + math.exp(-each))
 
-    def truth(epsilon):  # randomized responses lose (2 j - times) each
-        return math.fsum(
-            math.comb(times, j) * likely**j * (1 - likely) ** (times - j)
-            * float(gaussian_delta(mu, epsilon - (2 * j - times) * each))
-            for j in range(times + 1)
-        )  # fmt: skip
+    # randomized responses lose (2 j - times) each
+    def truth(epsilon):
+        terms = []
+        for j in range(times + 1):
+            chance = math.comb(times, j) * likely**j * (1 - likely) ** (times - j)
+            delta = gaussian_delta(mu, epsilon - (2 * j - times) * each)
+            terms.append(chance * float(delta))
+        return math.fsum(terms)
 
-    epsilon = compose([normal(mu), *[pure(each)] * times], delta).epsilon
+    responses = [pure(each)] * times
+    epsilon = compose([normal(mu), *responses], delta).epsilon
     assert truth(epsilon) <= delta < truth(0.99 * epsilon)
-    assert epsilon <= compose([normal(mu, delta), *[pure(each)] * times]).epsilon
+    assert epsilon <= compose([normal(mu, delta), *responses]).epsilon
 
 
 @pytest.mark.parametrize(
     "kinds", [[(0.3, 1e-3)] * 5, [(1.0, 1e-4), (0.2, 1e-3), (0.5, 0.0), (0.5, 0.0)]]
 )
 def test_guarantee_worst_pairs_written_out(kinds):
-    pairs = [worst_pair(*kind) for kind in kinds]
-    p, q = (
-        np.array([math.prod(x) for x in itertools.product(*side)])
-        for side in zip(*pairs, strict=True)
-    )
-
-    def truth(epsilon):
-        return float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
-
-    total = compose([pure(*kind) for kind in kinds], 0.02)
-    assert truth(total.epsilon) <= 0.02 < truth(0.97 * total.epsilon)
+    p, q = product_pair([worst_pair(*kind) for kind in kinds])
+    spent = [pure(*kind) for kind in kinds]
+    total = compose(spent, 0.02)
+    assert hockey_stick(p, q, total.epsilon) <= 0.02 < hockey_stick(p, q, 0.97 * total.epsilon)
     assert total.delta == 0.02
     with pytest.raises(ValueError, match="no epsilon"):
-        compose([pure(*kind) for kind in kinds], math.fsum(delta for _, delta in kinds) / 2)
+        compose(spent, math.fsum(delta for _, delta in kinds) / 2)
 
 
 def test_ends():
@@ -137,11 +131,11 @@ def test_guarantee_composed_integers_pay_for_all_their_tables(variation):
         (compose([*parts, pure(0.3)], 3e-6), 0.3),
     ):
         with mpmath.workdps(60):
-            up, down = (
-                gaussian_delta(0.2 * math.sqrt(12), mpmath.mpf(total.epsilon) + e)
-                for e in (-each, each)
-            )
-            paid = 12 * variation * (1 + mpmath.exp(mpmath.mpf(total.epsilon)))
+            epsilon = mpmath.mpf(total.epsilon)
+            mu = 0.2 * math.sqrt(12)
+            up = gaussian_delta(mu, epsilon - each)
+            down = gaussian_delta(mu, epsilon + each)
+            paid = 12 * variation * (1 + mpmath.exp(epsilon))
             spent = likely * up + (1 - likely) * down + paid
         assert 0.99 * total.delta < spent <= total.delta
     assert compose(parts).arithmetic is Arithmetic.ROUNDED

@@ -29,7 +29,8 @@ def exact_log_delta(sigma, epsilon, sensitivity=1.0):
         ratio = mpmath.mpf(sensitivity) / mpmath.mpf(sigma)
         epsilon = mpmath.mpf(epsilon)
         below = mpmath.ncdf(ratio / 2 - epsilon / ratio)
-        return mpmath.log(below - mpmath.exp(epsilon) * mpmath.ncdf(-ratio / 2 - epsilon / ratio))
+        above = mpmath.ncdf(-ratio / 2 - epsilon / ratio)
+        return mpmath.log(below - mpmath.exp(epsilon) * above)
 
 
 @pytest.mark.parametrize("epsilon", [*EPSILONS, 100.0])

@@ -37,16 +37,14 @@ def test_guarantee_the_answer_is_safe_and_a_little_less_is_not(kind):
         return HOSTILE[kind](x, AT)
 
     found = root(excess, torch.tensor(-1.0, dtype=torch.float64), 1.0)
-    assert bool((HOSTILE[kind](found, AT) <= 0).all())
+    assert (HOSTILE[kind](found, AT) <= 0).all()
     assert len(evaluated) < 120
     # the last unsafe point below the answer that was tried
     nearest = torch.full_like(found, -math.inf)
     for x, value in evaluated:
         x = x.expand_as(found)
         nearest = torch.where((value > 0) & (x < found) & (x > nearest), x, nearest)
-    assert bool(
-        (found - nearest <= torch.maximum(torch.tensor(TOLERANCE), 2.0**-51 * found.abs())).all()
-    )
+    assert (found - nearest <= torch.maximum(torch.tensor(TOLERANCE), 2.0**-51 * found.abs())).all()
 
 
 @pytest.mark.parametrize("kind", HOSTILE)

@@ -22,18 +22,18 @@ def curve(chance, multiplier, epsilon):
     s = multiplier
     q = chance
 
-    def beyond(ratio):  # y at which the density with the user is ``ratio`` times that without
+    # y at which the density with the user is ``ratio`` times that without
+    def edge(ratio):
         return s * s * math.log((ratio - 1 + q) / q) + 0.5 if ratio > 1 - q else -math.inf
 
-    y = beyond(math.exp(epsilon))
-    removed = (1 - q - math.exp(epsilon)) * norm.sf(y / s) + q * norm.sf((y - 1) / s)
-    y = beyond(math.exp(-epsilon))
-    added = (
-        0.0
-        if y == -math.inf
-        else norm.cdf(y / s)
-        - math.exp(epsilon) * ((1 - q) * norm.cdf(y / s) + q * norm.cdf((y - 1) / s))
-    )
+    e = math.exp(epsilon)
+    y = edge(e)
+    removed = (1 - q - e) * norm.sf(y / s) + q * norm.sf((y - 1) / s)
+    y = edge(math.exp(-epsilon))
+    added = 0.0
+    if y > -math.inf:
+        with_user = (1 - q) * norm.cdf(y / s) + q * norm.cdf((y - 1) / s)
+        added = norm.cdf(y / s) - e * with_user
     return max(removed, added)
 
 
@@ -56,7 +56,8 @@ def losses(chance, times, multiplier, user, seed):
     y = multiplier * rng.standard_normal((200_000, times))
     if user:
         y += rng.random(y.shape) < chance
-    return np.log1p(chance * np.expm1((y - 0.5) / multiplier**2)).sum(1)
+    losses = (y - 0.5) / multiplier**2
+    return np.log1p(chance * np.expm1(losses)).sum(1)
 
 
 @pytest.mark.parametrize(("chance", "times", "multiplier"), CASES)

@@ -191,9 +191,8 @@ def test_a_share_has_the_exact_binomial_interval(hits, count):
 
 
 def draws(seed, config, block):
-    return tuple(
-        torch.randint(2**62, (2,), generator=block_generator(seed, config, block)).tolist()
-    )
+    generator = block_generator(seed, config, block)
+    return tuple(torch.randint(2**62, (2,), generator=generator).tolist())
 
 
 def test_digest_known_answer():

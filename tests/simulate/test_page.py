@@ -63,8 +63,10 @@ def test_a_page_has_everything_inside(store, tmp_path):
 def test_cells_cannot_break_out(tmp_path):
     bad = "a|<b>\n\x1b[31m`[x](y)\u202e"
     page = Page(bad)
-    page.heading(bad), page.say(bad), page.table([bad], [[bad], [0.5]])
-    html, text = (path.read_text() for path in page.write(tmp_path / "x.html"))
+    page.heading(bad)
+    page.say(bad)
+    page.table([bad], [[bad], [0.5]])
+    html, text = [path.read_text() for path in page.write(tmp_path / "x.html")]
     for written in (html, text):
         assert "<b>" not in written
         assert written.replace("\n", "").isprintable()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import worker_trials as trials
+from laws import uniform
 from worker_trials import GRID, PATIENCE, SETTINGS, block_lines, results
 
 import torchdp
@@ -27,7 +28,7 @@ def numbers(samples: torch.Tensor) -> dict[str, Moments]:
 
 
 def record(block: int) -> Record:
-    samples = torch.rand(50, generator=torch.Generator().manual_seed(block), dtype=torch.float64)
+    samples = uniform(50, seed=block)
     return Record(
         3,
         CONFIG,
@@ -51,7 +52,8 @@ def filled(path: Path, blocks: int = 4) -> list[Record]:
 def quiet_load(path: Path) -> list[Record]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        return [item for run in load(path).runs.values() for item in run.values()]
+        runs = load(path).runs.values()
+    return [item for run in runs for item in run.values()]
 
 
 def test_round_trip_is_exact(tmp_path):
@@ -131,7 +133,8 @@ for _ in range(2):
 
 
 def other_process(text: str, *arguments: object) -> subprocess.Popen:
-    path = os.pathsep.join([str(Path(__file__).parent), str(Path(torchdp.__file__).parents[1])])
+    folders = Path(__file__).parent, Path(torchdp.__file__).parents[1]
+    path = os.pathsep.join(map(str, folders))
     environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, "-c", text, *map(str, arguments)]
     return subprocess.Popen(

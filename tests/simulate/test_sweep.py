@@ -1,7 +1,6 @@
 """sweep: resuming, order, what may mix and what may not."""
 
 import functools
-import importlib.util
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from laws import executed
 from worker_trials import GRID, SETTINGS, block_lines, make_trial, never, results
 
 import torchdp
@@ -162,7 +162,8 @@ def factor(number: float) -> Any:
 
 
 def test_other_code_is_refused_kept_or_measured_again_and_never_merged(tmp_path):
-    path, longer = tmp_path / "store.jsonl", {**SETTINGS, "trials": 400}
+    path = tmp_path / "store.jsonl"
+    longer = {**SETTINGS, "trials": 400}
     old = sweep(factor(1), GRID[:2], store=path, **SETTINGS)
     stored = path.read_bytes()
     for policy in ({}, {"other_code": OtherCode.REFUSE}):
@@ -256,18 +257,15 @@ def test_out_of_memory_at_any_block_is_tried_again_and_resumed(tmp_path, expecte
 def script(folder, text=SCRIPT):
     path = folder / "toy.py"
     path.write_text(text)
-    spec = importlib.util.spec_from_file_location("experiment_toy", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return executed(path, "experiment_toy")
 
 
 @pytest.mark.parametrize("new", ["FACTOR = 100", "FACTOR = 1  # a comment"])
 def test_every_word_of_the_script_counts(tmp_path, new):
-    before = [code_of(made) for made in (script(tmp_path).make_trial, script(tmp_path).Made(1))]
-    assert before == [
-        code_of(made) for made in (script(tmp_path).make_trial, script(tmp_path).Made(1))
-    ]
+    one = script(tmp_path)
+    two = script(tmp_path)
+    before = [code_of(one.make_trial), code_of(one.Made(1))]
+    assert before == [code_of(two.make_trial), code_of(two.Made(1))]
     toy = script(tmp_path, SCRIPT.replace("FACTOR = 1", new))
     assert not {code_of(toy.make_trial), code_of(toy.Made(1))} & set(before)
 

@@ -31,7 +31,8 @@ def no_process_is_left():
 
 
 def test_rows_do_not_depend_on_the_workers_nor_on_the_order(tmp_path, expected):
-    store, order = tmp_path / "store.jsonl", [2, 0, 3, 1]
+    store = tmp_path / "store.jsonl"
+    order = [2, 0, 3, 1]
     rows = sweep(trials.make_trial, [GRID[i] for i in order], store=store, devices=TWO, **SETTINGS)
     assert results(rows) == [expected[i] for i in order]
     assert len(set(lines(store))) == len(lines(store)) == 12
@@ -44,11 +45,13 @@ def test_one_of_two_workers_that_is_killed_changes_nothing(tmp_path):
     """90 blocks of three configurations on two processes, none of them twice."""
     settings = {"trials": 300, "seed": 7, "block_size": 10}
     alone = sweep(trials.make_trial, GRID[:3], store=tmp_path / "one.jsonl", **settings)
-    store, killed = tmp_path / "two.jsonl", []
+    store = tmp_path / "two.jsonl"
+    killed = []
 
     def kill():
         wait_until(lambda: len(lines(store)) > 20)
-        killed.extend(int(path.stem) for path in list(tmp_path.glob("*.pid"))[:1])
+        first = next(tmp_path.glob("*.pid"))
+        killed.append(int(first.stem))
         os.kill(killed[0], signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
@@ -143,7 +146,8 @@ def test_what_cannot_be_sent_is_refused_before_any_work(tmp_path):
 )
 def test_a_cluster_of_dask_that_gets_another_worker(tmp_path, expected, monkeypatch, made):
     distributed = pytest.importorskip("distributed")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
+    folders = [str(Path(__file__).parent), *sys.path]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
     with (
         distributed.LocalCluster(
             n_workers=1, threads_per_worker=1, dashboard_address=None
@@ -181,7 +185,9 @@ if __name__ == "__main__":
 
 def alive(process: int) -> bool:
     try:
-        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        state = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1]
+        # a zombie has ended
+        return state.split()[0] != "Z"
     except OSError:
         return False
 
@@ -193,12 +199,11 @@ def alive(process: int) -> bool:
 def test_workers_end_with_their_parent_and_the_next_call_resumes(tmp_path, expected, how, count):
     store = tmp_path / "store.jsonl"
     parent = script(tmp_path, store, 0.2, count, 4)
-    wait_until(
-        lambda: (
-            (len(lines(store)) >= 3 and len([*tmp_path.glob("*.pid")]) == count)
-            or parent.poll() is not None
-        )
-    )
+
+    def started():
+        return len(lines(store)) >= 3 and len([*tmp_path.glob("*.pid")]) == count
+
+    wait_until(lambda: started() or parent.poll() is not None)
     workers = [int(path.stem) for path in tmp_path.glob("*.pid")]
     assert len(workers) == count
     assert all(map(alive, workers))

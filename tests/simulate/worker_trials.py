@@ -113,7 +113,8 @@ def slow(folder: Path, seconds: float, most: int, config: dict[str, Any]) -> Tri
     def sample(generator: torch.Generator, size: int) -> Samples:
         (folder / f"{os.getpid()}.pid").touch()
         done[os.getpid()] += 1
-        time.sleep(seconds if done[os.getpid()] <= most else PATIENCE)
+        alone = done[os.getpid()] <= most
+        time.sleep(seconds if alone else PATIENCE)
         return trial.sample(generator, size)
 
     return Trial(sample, trial.facts)

@@ -9,6 +9,8 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
+from products import gaussian_delta
+from scipy import special
 
 from torchdp import regression, sketching
 from torchdp.secure import PureSecureSketch
@@ -22,17 +24,6 @@ from torchdp.sketching import (
 SEED = 1
 INSTANCES = 25
 ROUNDING = 1e-9
-
-
-def below(x):
-    return math.erfc(-x / math.sqrt(2)) / 2
-
-
-def gaussian_delta(mu, epsilon):
-    """delta of N(0, 1) against N(mu, 1)."""
-    return max(
-        below(mu / 2 - epsilon / mu) - math.exp(epsilon) * below(-mu / 2 - epsilon / mu), 0.0
-    )
 
 
 def random_sketch(chance, n, m, s, kind):
@@ -62,7 +53,8 @@ def distances(sketch, client, gone, sigma):
             shift = column
         if i not in gone:
             covariance += np.diag((column * sigma) ** 2)
-    return math.sqrt(shift @ np.linalg.pinv(covariance, rcond=1e-12) @ shift)
+    inverse = np.linalg.pinv(covariance, rcond=1e-12)
+    return math.sqrt(shift @ inverse @ shift)
 
 
 def coalitions(chance, fault):
@@ -93,12 +85,12 @@ def coalitions(chance, fault):
             ("calibrated", sigma, settings["epsilon"]),
             ("guarantee", other, stated.epsilon),
         ):
-            deltas = [
-                gaussian_delta(distances(sketch, i, gone, used.numpy() / fault), epsilon)
-                for gone in itertools.combinations(range(n), members)
-                for i in range(n)
-                if i not in gone
-            ]
+            stated_sigma = used.numpy() / fault
+            deltas = []
+            for gone in itertools.combinations(range(n), members):
+                for i in set(range(n)) - set(gone):
+                    mu = distances(sketch, i, gone, stated_sigma)
+                    deltas.append(gaussian_delta(mu, epsilon))
             yield claim, max(deltas), settings["delta"]
 
 
@@ -113,7 +105,8 @@ def shared(chance, fault):
         delta = 10 ** chance.uniform(-6, -2)
         gone = {"corrupt": corrupt, "absent": absent}
         release = regression.SecureHistogram(n, 2, chance.uniform(0.1, 3), delta, **gone)
-        left = float(release.client.variance.sqrt()) * math.sqrt(n - corrupt - absent) / fault
+        one = float(release.client.variance.sqrt())
+        left = one * math.sqrt(n - corrupt - absent) / fault
         yield "SharedSum", gaussian_delta(math.sqrt(2) / left, release.epsilon), delta
     for _ in range(INSTANCES // 2):
         n = int(chance.integers(2, 7))
@@ -128,13 +121,14 @@ def shared(chance, fault):
             r = heard * pure.part
             size = 400
             k = np.arange(size)
-            log = [
-                math.lgamma(j + r) - math.lgamma(r) - math.lgamma(j + 1) + j * math.log(ratio)
-                for j in k
-            ]
+            # the negative binomial distribution of a share
+            log = special.gammaln(k + r) - math.lgamma(r) - special.gammaln(k + 1)
+            log += k * math.log(ratio)
             half = np.exp(np.array(log) + r * math.log1p(-ratio))
             law = np.log(np.convolve(half, half[::-1])[size - 1 - 60 : size + 60])
-            truth = max(np.abs(law[w:] - law[:-w]).max() for w in range(1, 2 * bound + 1))
+            # of all differences that one client can make
+            moves = range(1, 2 * bound + 1)
+            truth = max(np.abs(law[w:] - law[:-w]).max() for w in moves)
             yield "PureSecureSketch", truth, epsilon
 
 

@@ -48,7 +48,7 @@ def written_out_mus(noise, sketch, corrupt=(), bound=BOUND):
     s = sketch.copies
     m = sketch.height
     honest = [i for i in range(n) if i not in corrupt]
-    source = torch.zeros(m, s, n, dtype=torch.float64)
+    source = torch.zeros(m, s, n).double()
     for c, i in itertools.product(range(s), honest):
         sigma = float(noise._rows(sketch)[sketch.rows[c, i]])
         source[sketch.rows[c, i], c, i] = float(sketch.signs[c, i]) * sigma / math.sqrt(s)
@@ -57,7 +57,8 @@ def written_out_mus(noise, sketch, corrupt=(), bound=BOUND):
     covariance = (source @ source.mT)[used][:, used]
     S = sketch.dense()[used]
     difference = 2 * bound * S[:, honest]
-    return (difference * torch.linalg.solve(covariance, difference)).sum(0).sqrt()
+    solved = torch.linalg.solve(covariance, difference)
+    return (difference * solved).sum(0).sqrt()
 
 
 SKETCHES = [
@@ -111,7 +112,8 @@ def test_guarantee_holds_against_every_adaptive_coalition(make):
 def test_noise_for_each_row_has_the_least_variance(sketch):
     least = entry_variance(BOUND, epsilon=EPSILON, delta=DELTA)
     assert least == pytest.approx((2 * BOUND / MU) ** 2)
-    assert_close(rows(sketch).variance(sketch), torch.full((sketch.height,), least).double())
+    expected = torch.full((sketch.height,), least)
+    assert_close(rows(sketch).variance(sketch), expected.double())
 
 
 def test_a_sketch_without_honest_clients_in_some_row_is_refused():
@@ -132,12 +134,10 @@ def test_rows_that_hold_nobody_need_no_honest_client():
 def laplace_sum_density(x, shares, scale):
     """Of Gamma(r, b) - Gamma(r, b): the variance-gamma density."""
     z = np.abs(x) / scale
-    bessel = special.kve(shares - 0.5, z) * np.exp(-z)
-    return (
-        z ** (shares - 0.5)
-        * bessel
-        / (2 ** (shares - 0.5) * math.sqrt(math.pi) * special.gamma(shares) * scale)
-    )
+    order = shares - 0.5
+    bessel = special.kve(order, z) * np.exp(-z)
+    unit = 2**order * math.sqrt(math.pi) * special.gamma(shares) * scale
+    return z**order * bessel / unit
 
 
 @pytest.mark.parametrize(("corrupt", "copies"), [(0, 1), (4, 1), (0, 2), (0, 4)])
@@ -159,7 +159,8 @@ def test_guarantee_of_laplace_noise_is_pure_and_exact(corrupt, copies):
         shares = held / float(noise.parts[0])
         here = laplace_sum_density(x - BOUND, shares, noise.scale)
         there = laplace_sum_density(x - -BOUND, shares, noise.scale)
-        worst.append(copies * float(np.log(here / there).max()))
+        ratio = here / there
+        worst.append(copies * float(np.log(ratio).max()))
     assert max(worst) <= EPSILON * (1 + 1e-9)
     assert worst[0] == pytest.approx(EPSILON, rel=1e-6)
     fewer = laplace_sum_density(x - BOUND, 0.5, noise.scale) / laplace_sum_density(

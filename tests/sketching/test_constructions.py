@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from laws import generator
+from laws import generator, normal
 from scipy import stats
 from torch.testing import assert_close
 
@@ -33,7 +33,7 @@ def test_columns_have_unit_norm_and_the_product_is_the_identity_on_average(make)
     for seed in range(draws):
         S = make(n, m, s, generator=generator(seed)).dense()
         product = S.mT @ S
-        assert_close(product.diagonal(), torch.ones(n, dtype=torch.float64))
+        assert_close(product.diagonal(), torch.ones(n).double())
         total += product
         unsigned += S.abs().mT @ S.abs()
     off = ~torch.eye(n, dtype=torch.bool)
@@ -49,7 +49,9 @@ def test_every_copy_is_uniform_whatever_the_others_are():
     sketch = osnap(n, m, s, generator=generator(1))
     for rows in (*sketch.rows, *count_sketch(n, m, generator=generator(1)).rows):
         assert stats.chisquare(torch.bincount(rows, minlength=m)).pvalue > ALPHA
-    sets = np.bincount(sum(2 ** sketch.rows[c] for c in range(s)).numpy())
+    # a set of rows as a number of m bits
+    numbers = sum(2 ** sketch.rows[c] for c in range(s))
+    sets = np.bincount(numbers.numpy())
     assert (sets > 0).sum() == math.comb(m, s)
     assert stats.chisquare(sets[sets > 0]).pvalue > ALPHA
     assert stats.binomtest(int((sketch.signs > 0).sum()), s * n).pvalue > ALPHA
@@ -74,7 +76,7 @@ def test_the_dense_sketch_is_a_latin_square_of_copies():
 
 
 def test_ones_is_the_plain_sum():
-    A = torch.randn(17, 3, dtype=torch.float64, generator=generator())
+    A = normal(17, 3)
     assert_close(ones(17).apply(A), A.sum(0, keepdim=True))
 
 
@@ -82,7 +84,8 @@ def stretches(sketch, basis):
     """The smallest and the largest singular value of S U, U the orthonormal columns of the
     basis.
     """
-    values = torch.linalg.svdvals(sketch.apply(torch.linalg.qr(basis.double()).Q))
+    columns = torch.linalg.qr(basis.double()).Q
+    values = torch.linalg.svdvals(sketch.apply(columns))
     return float(values[-1]), float(values[0])
 
 
@@ -94,7 +97,7 @@ def test_an_embedding_of_the_height_of_theory_has_small_distortion(make, s):
     n = 4000
     r = 5
     m = 300
-    basis = torch.randn(n, r, dtype=torch.float64, generator=generator(1))
+    basis = normal(n, r, seed=1)
     for seed in range(5):
         sketch = make(n, m, s, generator=generator(seed))
         low, high = stretches(sketch, basis)

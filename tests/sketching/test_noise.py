@@ -22,7 +22,8 @@ ALPHA = 1e-6
 def rows_of(*counts):
     """One copy, with so many clients in each row."""
     rows = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))[None]
-    return Sketch(rows, 2 * (torch.arange(rows.numel())[None] % 2) - 1, len(counts))
+    alternating = torch.arange(rows.numel())[None] % 2
+    return Sketch(rows, 2 * alternating - 1, len(counts))
 
 
 FEW = rows_of(0, 1, 3, 40)

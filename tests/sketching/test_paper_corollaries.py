@@ -25,7 +25,8 @@ DELTA = 1e-6
 
 def exact_log_delta(noise, sketch, bound, epsilon):
     copies = 1 / sketch.counts()[sketch.rows]
-    mu = 2 * bound * math.sqrt(float(copies.sum(0).max())) / float(noise.sigma)
+    fewest = float(copies.sum(0).max())
+    mu = 2 * bound * math.sqrt(fewest) / float(noise.sigma)
     return gaussian_log_delta(1 / mu, epsilon)
 
 
@@ -62,15 +63,10 @@ def test_corollary_4_7_adds_s3_d_log_times_the_least_variance(epsilon):
     least = entry_variance(math.sqrt(d), epsilon=epsilon, delta=DELTA)
     for s, stated in zip((1, 2, 5, 10), RATIOS[epsilon], strict=True):
         sketch = balanced_osnap(n, 100, s, generator=generator())
-        ratio = (
-            float(
-                paper.gaussian_noise(sketch, d, 1.0, epsilon=epsilon, delta=DELTA).variance(sketch)[
-                    0
-                ]
-            )
-            / least
-        )
-        formula = s**3 * d * math.log(1.25 * s * d / DELTA) * (mu / epsilon) ** 2
+        noise = paper.gaussian_noise(sketch, d, 1.0, epsilon=epsilon, delta=DELTA)
+        ratio = float(noise.variance(sketch)[0]) / least
+        logarithm = math.log(1.25 * s * d / DELTA)
+        formula = s**3 * d * logarithm * (mu / epsilon) ** 2
         assert ratio == pytest.approx(formula * n / (n - s), rel=1e-6)
         assert ratio == pytest.approx(stated, rel=4e-3)
 

@@ -42,7 +42,8 @@ def test_sums_of_integers_are_exact_also_where_they_wrap(sketch):
     Q = torch.empty(2, sketch.clients, 3, dtype=torch.int64).random_(
         -(2**63), None, generator=generator(8)
     )
-    signs = (written_out(sketch) * math.sqrt(sketch.copies)).round().to(torch.int64)
+    scaled = written_out(sketch) * math.sqrt(sketch.copies)
+    signs = scaled.round().to(torch.int64)
     wanted = (signs[:, :, None] * Q[:, None]).sum(-2)
     assert torch.equal(sketch.sums(Q), wanted)
     assert torch.equal(sketch.sums(Q.to(torch.int32)), wanted.to(torch.int32))
