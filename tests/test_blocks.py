@@ -10,14 +10,12 @@ from pathlib import Path
 from test_readme import PRINTED, TOLD, estimates, runnable
 
 ROOT = Path(__file__).resolve().parent.parent
-# Pages named by what runs their commands. The rest are blocks of Python, and what those print.
-# every line that begins so
+# Pages named by what runs their commands, every line that begins so. The rest are blocks of Python,
+# and what those print.
 TUTORIALS = {
     # tests/cli/test_sweep_command.py
     "docs/sweeps.md": "torchdp ",
     "docs/cluster.md": "torchdp ",
-    # tests/cli/test_secure_command.py
-    "docs/sums.md": "torchdp secure ",
 }
 # indented lines there are mathematics
 FORMULAS = "kernels/"

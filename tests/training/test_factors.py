@@ -173,8 +173,8 @@ CASES = {  # module, inputs, the route
     "map inside": (lambda: Calls(lambda f, x: torch.func.vmap(f)(x)), draw(96), "vmap"),
     "attention": (attend(), draw(3, 64), "factors"),
     "attention to added words": (attend(add_bias_kv=True), draw(3, 64), "vmap"),
-    "autocast": (lambda: Calls(in_half), draw(96), "vmap"),
-    "recurrent": (lambda: Calls(lambda f, x: f(x)[0], nn.GRU(8, 8, batch_first=True)), draw(3, 8), "loop"),
+    "autocast": (lambda: Calls(in_half), draw(96), "factors"),
+    "recurrent": (lambda: Calls(lambda f, x: f(x)[0], nn.GRU(8, 8, batch_first=True)), draw(3, 8), "factors"),
     "reads": (lambda: Calls(lambda f, x: f(x * (1.0 if x.sum().item() < 1e9 else 0.0))), draw(96), "loop"),
 }  # fmt: skip
 
