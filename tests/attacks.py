@@ -24,7 +24,11 @@ def certified(here, there, times, delta):
     """Lower bounds of log((P(A) - delta)/P'(A)) from how often each A came in so many releases of
     each.
     """
-    low = np.where(here > 0, betaincinv(np.maximum(here, 1), times - here + 1, SURE), 0.0)
+    low = np.where(
+        here > 0,
+        betaincinv(np.maximum(here, 1), times - here + 1, SURE),
+        0.0,
+    )
     high = np.where(
         there < times, betaincinv(there + 1, np.maximum(times - there, 1), 1 - SURE), 1.0
     )

@@ -68,7 +68,12 @@ def others(oracle):
     (found,) = set(counted(lambda words: oracle.randomize(x, noise=Given(words)) == 0, len(x)))
     # the words on both sides of each edge, and what they must say
     inner = [(y * found + step, y + step) for y in range(1, k) for step in (-1, 0)]
-    ends = [(0, 0), (found - 1, 0), *inner, (k * found - 1, k - 1)]
+    ends = [
+        (0, 0),
+        (found - 1, 0),
+        *inner,
+        (k * found - 1, k - 1),
+    ]
     words, expected = map(list, zip(*ends, strict=True))
     zeros = torch.zeros(len(ends), dtype=torch.int64)
     assert oracle.randomize(zeros, noise=Given(words)).tolist() == expected

@@ -73,7 +73,13 @@ def brief(request, monkeypatch):
         return usual(*problem, steps=min(steps or 60, 60), **options)
 
     def shifts(W, epsilon, steps, starts, *others):
-        return SHIFTS(W, epsilon, min(steps, 40), min(starts, 2), *others)
+        return SHIFTS(
+            W,
+            epsilon,
+            min(steps, 40),
+            min(starts, 2),
+            *others,
+        )
 
     monkeypatch.setattr(StrategyMatrix, "tuned", tuned)
     monkeypatch.setattr(shift_strategy, "shifts", shifts)
@@ -86,7 +92,13 @@ def quick(monkeypatch):
     def choose(asked, n, epsilon, delta=None, **given):
         linear = isinstance(asked, torch.Tensor | workloads.Workload)
         if not linear or given.get("trust", "local") != "local":
-            return CHOOSE(asked, n, epsilon, delta, **{**given, "search": False})
+            return CHOOSE(
+                asked,
+                n,
+                epsilon,
+                delta,
+                **{**given, "search": False},
+            )
         protocol = queries.LocalOracle(asked, RandomizedResponse(asked.shape[1], epsilon))
         worst = protocol.worst_mse(n, given.get("objective", Objective.WORST))
         return Choice((Candidate("randomized", protocol, float(worst) ** 0.5),))

@@ -372,7 +372,13 @@ class Contract:
                     TypeError, match=rf"float32 or float64, not {short}; call \.float"
                 ):
                     self.protocol.validate(self.x.to(short))
-        for bad in [*self.bad, self.x[:0], "text", None, self.x.to_sparse()]:
+        for bad in [
+            *self.bad,
+            self.x[:0],
+            "text",
+            None,
+            self.x.to_sparse(),
+        ]:
             # data of a batch, for one verb
             beside = isinstance(bad, torch.Tensor) and bad.ndim > self.x.ndim
             for verb in verbs[:1] if beside else verbs:
@@ -393,7 +399,11 @@ class Contract:
             if values.is_floating_point():
                 odd.append(Crowd(values * math.nan, counts))
         if isinstance(summary, torch.Tensor):
-            odd += [summary * math.nan, torch.cat([summary, summary]), summary.to_sparse()]
+            odd += [
+                summary * math.nan,
+                torch.cat([summary, summary]),
+                summary.to_sparse(),
+            ]
         for wrong in odd:
             for verb in (
                 p.exact,
@@ -597,7 +607,12 @@ class LocalContract(MessageContract):
             place[-1] = -1
             # the sum stays
             moved = place.view_as(part) * (tally.n + 1)
-            for wrong in (part + moved, part - moved, part * 0 - 1, part * 0 + tally.n + 1):
+            for wrong in (
+                part + moved,
+                part - moved,
+                part * 0 - 1,
+                part * 0 + tally.n + 1,
+            ):
                 self.refuse(Tally(tally.n, {**tally.parts, name: wrong}))
             if len(alone.flatten(1).sum(1).unique()) == 1:
                 for n in (1, tally.n - 1, tally.n + 1, 10**9):
@@ -608,7 +623,11 @@ class LocalContract(MessageContract):
     def test_tallies_of_one_user_and_of_very_many_are_taken(self, summary):
         p = self.protocol
         draws = generator(3)
-        for x in (self.x[:1], self.x[-1:], self.x[:1].expand(self.x.shape).contiguous()):
+        for x in (
+            self.x[:1],
+            self.x[-1:],
+            self.x[:1].expand(self.x.shape).contiguous(),
+        ):
             heard = p.collect(x, noise=SeededNoise(2))
             p.check(p.add(heard, p.empty, heard))
             p.check(p.sample_tally(p.summary(p.validate(x)), generator=draws, sample_shape=(200,)))

@@ -8,7 +8,15 @@ from trained import STEPS
 from torchdp.noise import SeededNoise
 
 
-def by_hand(plan, net, loss, optimizer, data, parts, steps=STEPS):
+def by_hand(
+    plan,
+    net,
+    loss,
+    optimizer,
+    data,
+    parts,
+    steps=STEPS,
+):
     """The parameters after each step of our own loop, flat. parts: of a batch, inputs and
     targets.
     """

@@ -117,7 +117,11 @@ def product_pair(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[np.nda
 
 def bits_law(chances: Iterable[float]) -> np.ndarray:
     """Law of a sum of independent bits, of their chances."""
-    return reduce(np.convolve, [np.array([1 - chance, chance]) for chance in chances], np.ones(1))
+    return reduce(
+        np.convolve,
+        [np.array([1 - chance, chance]) for chance in chances],
+        np.ones(1),
+    )
 
 
 def shifted(law: np.ndarray, plus: int, minus: int | None = None) -> np.ndarray:

@@ -140,7 +140,11 @@ def ladder(scalar, point):
 
 def hkdf(salt, secret, info):
     """The first 32 bytes of RFC 5869 with SHA-256."""
-    return hmac.digest(hmac.digest(salt, secret, hashlib.sha256), info + b"\1", hashlib.sha256)
+    return hmac.digest(
+        hmac.digest(salt, secret, hashlib.sha256),
+        info + b"\1",
+        hashlib.sha256,
+    )
 
 
 def opened(key, frame):

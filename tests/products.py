@@ -12,14 +12,24 @@ from torch import Tensor
 from torchdp.sketching import Sketch
 
 
-def rows(n: int, d: int, seed: int = 0, bound: float = 1.5) -> Tensor:
+def rows(
+    n: int,
+    d: int,
+    seed: int = 0,
+    bound: float = 1.5,
+) -> Tensor:
     """Rows of norm at most ``bound``."""
     A = normal(n, d, seed=seed)
     lengths = torch.linalg.vector_norm(A, dim=1, keepdim=True)
     return A * (bound / lengths).clamp_max(1)
 
 
-def sphere(n: int, d: int, radius: float, seed: int = 0) -> Tensor:
+def sphere(
+    n: int,
+    d: int,
+    radius: float,
+    seed: int = 0,
+) -> Tensor:
     return radius * torch.nn.functional.normalize(normal(n, d, seed=seed), dim=1)
 
 
@@ -52,7 +62,13 @@ def regression_rows(n: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 def spectrum_rows(n: int, d: int, rank: int) -> Tensor:
     """Rows with ``rank`` singular values sqrt(n/rank), the others 1/n."""
     U, _, Vh = torch.linalg.svd(
-        torch.randn(n, d, dtype=torch.float64, generator=generator()), full_matrices=False
+        torch.randn(
+            n,
+            d,
+            dtype=torch.float64,
+            generator=generator(),
+        ),
+        full_matrices=False,
     )
     return (
         U

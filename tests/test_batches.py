@@ -24,16 +24,28 @@ SIZE = 24
 CALLS = {
     "gaussian_log_delta": (
         privacy.gaussian_log_delta,
-        {"sigma": (1e-3, 1e3), "epsilon": (1e-9, 1e2), "sensitivity": (1e-2, 1e2)},
+        {
+            "sigma": (1e-3, 1e3),
+            "epsilon": (1e-9, 1e2),
+            "sensitivity": (1e-2, 1e2),
+        },
     ),
     "gaussian_sigma": (
         privacy.gaussian_sigma,
-        {"epsilon": (1e-9, 1e6), "delta": (1e-30, 0.9999), "sensitivity": (1e-3, 1e3)},
+        {
+            "epsilon": (1e-9, 1e6),
+            "delta": (1e-30, 0.9999),
+            "sensitivity": (1e-3, 1e3),
+        },
     ),
     "PrivUnit.unit_variance": (PrivUnit.unit_variance, {"dim": (1, 1e6), "epsilon": (1e-6, 50)}),
     "entry_variance": (
         entry_variance,
-        {"bound": (1e-3, 1e3), "epsilon": (1e-2, 20), "delta": (1e-12, 0.5)},
+        {
+            "bound": (1e-3, 1e3),
+            "epsilon": (1e-2, 20),
+            "delta": (1e-12, 0.5),
+        },
     ),
     "least_flip": (least_flip, {"users": (1, 60), "epsilon": (1e-2, 20), "delta": (1e-12, 0.5)}),
     "gaussian_epsilon": (privacy.gaussian_epsilon, {"mu": (1e-6, 2e3), "delta": (1e-30, 0.9999)}),
@@ -159,7 +171,12 @@ def test_more_numbers_than_arguments_are_a_type_error():
 @pytest.mark.parametrize("name", OBJECTS)
 def test_a_batch_of_objects_is_its_loop(name):
     def of(at, n):
-        noisy = NoisyMoments(RELEASED[at], torch.full_like(RELEASED[at], 5.0), n, columns=3)
+        noisy = NoisyMoments(
+            RELEASED[at],
+            torch.full_like(RELEASED[at], 5.0),
+            n,
+            columns=3,
+        )
         return OBJECTS[name](at, regression.SecondMoments(n, MATRIX[at]), noisy)
 
     found = of(slice(None), N)
@@ -173,12 +190,21 @@ def test_a_fit_without_loss_in_a_batch_is_named():
     with pytest.raises(ValueError, match=r"undefined at batch index \(0, 1\)"):
         regression.phi(regression.SecondMoments(N, matrix), X, 0.5)
     with pytest.raises(ValueError, match=r"singular at batch index \(0, 1\)"):
-        ridge.solve_ridge(matrix[..., :-1, :-1], matrix[..., :-1, -1], 0.0)
+        ridge.solve_ridge(
+            matrix[..., :-1, :-1],
+            matrix[..., :-1, -1],
+            0.0,
+        )
 
 
 KERNELS = normal(1, 2, 5, 5, seed=6)
 MANY = pairwise.from_kernel(KERNELS + KERNELS.mT)
-STRATEGY = StrategyMatrix.tuned(torch.eye(5).double(), 2.0, generator=generator(0), steps=20)
+STRATEGY = StrategyMatrix.tuned(
+    torch.eye(5).double(),
+    2.0,
+    generator=generator(0),
+    steps=20,
+)
 PAIRS = {
     "two messages": lambda asked: Twice.of(asked, 2.0),
     "one message": lambda asked: LocalFactorization.of(asked, 2.0),

@@ -95,7 +95,11 @@ def test_a_notebook_shows_a_table(value, parts):
 
 
 def test_an_estimate_prints_its_numbers():
-    few = Estimate(torch.tensor([2.0, -3.0]), torch.tensor([1.0, 0.5]), 5)
+    few = Estimate(
+        torch.tensor([2.0, -3.0]),
+        torch.tensor([1.0, 0.5]),
+        5,
+    )
     assert (
         str(few).split()
         == "value standard error low high 2 1 0.040036 3.95996 -3 0.5 -3.97998 -2.02002".split()

@@ -84,7 +84,14 @@ def session_tree():
     parties = [
         secure.Party(name, f"{k:02x}" * 32, 4 * (name == "north")) for k, name in enumerate(names)
     ]
-    question = SecureSketch(ones(4), 2, 1.0, 1.0, 1e-5, coalition=AdaptiveCoalition(0))
+    question = SecureSketch(
+        ones(4),
+        2,
+        1.0,
+        1.0,
+        1e-5,
+        coalition=AdaptiveCoalition(0),
+    )
     return described(secure.Session(question, tuple(parties[:2]), (parties[2],), parties[3]))
 
 

@@ -22,10 +22,22 @@ def agrees(sample, law):
     cells = min(40, len(sample) // 20)
     inner = np.linspace(0, 1, cells + 1)[1:-1]
     cuts = np.unique(law.ppf(inner))
-    levels = np.concatenate([[0], law.cdf(cuts), [1]])
+    levels = np.concatenate(
+        [
+            [0],
+            law.cdf(cuts),
+            [1],
+        ]
+    )
     expected = np.diff(levels) * len(sample)
     # a cell holds its upper end
-    edges = np.concatenate([[-np.inf], np.nextafter(cuts, np.inf), [np.inf]])
+    edges = np.concatenate(
+        [
+            [-np.inf],
+            np.nextafter(cuts, np.inf),
+            [np.inf],
+        ]
+    )
     seen = np.histogram(sample, edges)[0]
     possible = expected > 0
     assert seen[~possible].sum() == 0
@@ -64,7 +76,14 @@ def test_poisson_rates_of_different_size_do_not_disturb_each_other():
 
 
 @pytest.mark.parametrize(
-    ("shape", "ratio"), [(1e-3, 0.9), (0.5, 0.2), (1.0, 0.999), (1.0, 1e-3), (40.0, 0.8)]
+    ("shape", "ratio"),
+    [
+        (1e-3, 0.9),
+        (0.5, 0.2),
+        (1.0, 0.999),
+        (1.0, 1e-3),
+        (40.0, 0.8),
+    ],
 )
 def test_negative_binomial_counts_have_their_law(shape, ratio):
     drawn = Simulated(generator(3)).negative_binomial(
@@ -97,7 +116,13 @@ def test_binomial_counts_have_their_law(size, probability):
 def test_scattered_messages_of_one_user_have_the_user_s_law(users, ratio):
     """One cell at each place: the counts at the places are independent NB(r/n, p), for r = 4."""
     places = 30_000
-    where = scattered_negative_binomial(1, places, 4 / users, ratio, Simulated(generator(6)))
+    where = scattered_negative_binomial(
+        1,
+        places,
+        4 / users,
+        ratio,
+        Simulated(generator(6)),
+    )
     assert where.dtype == torch.int32
     counts = torch.bincount(where.long(), minlength=places)
     assert len(counts) == places

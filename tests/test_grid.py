@@ -79,11 +79,25 @@ def test_without_the_price_of_the_grid_the_claim_is_false():
 def test_guarantee_calibrated_noise_keeps_its_delta_on_every_grid():
     epsilon = 1.0
     delta = 1e-3
-    for f, h, distance in ((0, 1, 2.0), (0, 6, 2.0), (0, 60, 2.0), (1, 25, 3.0), (2, 60, 1.0)):
+    for f, h, distance in (
+        (0, 1, 2.0),
+        (0, 6, 2.0),
+        (0, 60, 2.0),
+        (1, 25, 3.0),
+        (2, 60, 1.0),
+    ):
         with warnings.catch_warnings():
             # of what a coarse grid costs
             warnings.simplefilter("ignore")
-            p = SecureSketch(ones(h), 1, distance / 2, epsilon, delta, bits=32, fraction_bits=f)
+            p = SecureSketch(
+                ones(h),
+                1,
+                distance / 2,
+                epsilon,
+                delta,
+                bits=32,
+                fraction_bits=f,
+            )
         sigma = float(p.sigma[0]) * 2**f
         law = sum_of(rounded_normal(sigma), h)
         for shift in range(1, int(distance * 2**f) + 1):
@@ -118,7 +132,11 @@ def test_guarantee_two_columns_and_two_copies():
 
 
 def test_the_cost_is_the_least_over_how_many_clients_are_used():
-    for f, distance, columns in itertools.product((0, 2, 5), (0.5, 1.0, 7.3), (1, 10)):
+    for f, distance, columns in itertools.product(
+        (0, 2, 5),
+        (0.5, 1.0, 7.3),
+        (1, 10),
+    ):
         honest = [1, 2, 9, 50, 3000]
         step = 2.0**-f
         cost = [row_cost(h, step, columns, distance) for h in honest]

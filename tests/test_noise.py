@@ -44,7 +44,11 @@ def draws(request):
 def test_a_stream_is_the_keystream_whole_blocks_a_call():
     noise = SeededNoise(3)
     stream = chacha.reference.keystream(noise._stream._key, 0, 2 + 5000).view(torch.int64)
-    words = [noise.words((5,)), noise.words((2, 4)).flatten(), noise.words((40_000,))]
+    words = [
+        noise.words((5,)),
+        noise.words((2, 4)).flatten(),
+        noise.words((40_000,)),
+    ]
     assert torch.equal(torch.cat(words), torch.cat([stream[:5], stream[8:16], stream[16:]]))
     assert noise.words((0,)).shape == (0,)
 
@@ -105,7 +109,12 @@ def test_integers_below_a_bound_are_uniform(draws, bound):
 
 def test_the_tails_of_normals_and_exponentials_go_on_below_2_to_the_minus_63():
     """Words put in by hand: an integer m of 63 bits, then the bits that follow it."""
-    for m, rest in [(0, 0), (0, 5), (3, 2**62), (COARSE - 1, 2**61 + 1)]:
+    for m, rest in [
+        (0, 0),
+        (0, 5),
+        (3, 2**62),
+        (COARSE - 1, 2**61 + 1),
+    ]:
         u = (m + (rest + 0.5) * 2.0**-63) * 2.0**-63
 
         class Two(Given):

@@ -45,7 +45,12 @@ def test_the_checklist_of_a_release_is_kept(tmp_path):
         "plot",
         "sklearn",
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("\nok  ") == 4
     assert f"git tag v{torchdp.__version__}" in done.stdout

@@ -44,7 +44,13 @@ def drawn(sigma, numbers):
     for n in numbers:
         # the first bits, those after them to the 64th, and the lowest 64
         rest = n >> 64 - bits & MASK << bits
-        words.append((n >> 128 - bits, rest & MASK | unused, n & MASK))
+        words.append(
+            (
+                n >> 128 - bits,
+                rest & MASK | unused,
+                n & MASK,
+            )
+        )
     return [int(noise.added(zero, Given(each), ())) for each in words]
 
 
@@ -107,7 +113,11 @@ def test_equal_words_give_equal_integers(sigma, monkeypatch):
     threads = torch.get_num_threads()
     whole = normal.draw((100_001,), SeededNoise(2))
     try:
-        for parts, count in ((64, 1), (4096, 2), (2**20, 3)):
+        for parts, count in (
+            (64, 1),
+            (4096, 2),
+            (2**20, 3),
+        ):
             monkeypatch.setattr(rounded, "AT_ONCE", parts)
             torch.set_num_threads(count)
             assert torch.equal(normal.draw((1, 100_001), SeededNoise(2))[0], whole)
@@ -184,7 +194,14 @@ def test_wide_normals_are_split(sigma):
     assert rounded.SMOOTH * z == fine
 
 
-@pytest.mark.parametrize("sigma", [2.0**20 + 1, 2.0**26, 2.0**28])
+@pytest.mark.parametrize(
+    "sigma",
+    [
+        2.0**20 + 1,
+        2.0**26,
+        2.0**28,
+    ],
+)
 def test_very_wide_normals_are_split_again_and_again(sigma):
     """The variance is the wanted one, each piece smooths the next, and the law has no lattice."""
     normal = RoundedNormal(sigma)

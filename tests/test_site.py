@@ -23,7 +23,14 @@ INNER = {"__main__", "cli", "kernels", "wire"} | FLOOR - {"noise"}
 def build(folder, *options):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(folder), *options]
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=quiet)
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=quiet,
+    )
 
 
 @pytest.fixture(scope="module")

@@ -38,10 +38,26 @@ def test_scikit_learns_own_checks(estimator):
 @pytest.mark.parametrize(
     ("estimator", "one", "other"),
     [
-        (PrivateRidge(**BUDGET, label_bound=7.0), (ALONG, 7.0), (ACROSS, -7.0)),
-        (PrivateRidge(**BUDGET, label_bound=7.0, fit_intercept=False), (ALONG, 7.0), (SIXTY, -7.0)),
-        (PrivatePCA(**BUDGET), (ALONG, 0), (ACROSS, 0)),
-        (PrivateClassMeans(**BUDGET), (ALONG, 0), ([-2.0, 0.0], 0)),
+        (
+            PrivateRidge(**BUDGET, label_bound=7.0),
+            (ALONG, 7.0),
+            (ACROSS, -7.0),
+        ),
+        (
+            PrivateRidge(**BUDGET, label_bound=7.0, fit_intercept=False),
+            (ALONG, 7.0),
+            (SIXTY, -7.0),
+        ),
+        (
+            PrivatePCA(**BUDGET),
+            (ALONG, 0),
+            (ACROSS, 0),
+        ),
+        (
+            PrivateClassMeans(**BUDGET),
+            (ALONG, 0),
+            ([-2.0, 0.0], 0),
+        ),
     ],
 )
 def test_guarantee_a_replaced_row_moves_the_release_as_far_as_its_noise_is_made_for(

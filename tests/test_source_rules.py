@@ -19,7 +19,14 @@ FILES = sorted(
 
 
 # arguments
-UNTYPED = {"tensor": 1, "scalar_tensor": 1, "as_tensor": 1, "full": 2, "linspace": 3, "logspace": 3}
+UNTYPED = {
+    "tensor": 1,
+    "scalar_tensor": 1,
+    "as_tensor": 1,
+    "full": 2,
+    "linspace": 3,
+    "logspace": 3,
+}
 ROOMS = sorted(
     path for path in (ROOT / "torchdp").iterdir() if path.is_dir() and path.name != "kernels"
 )

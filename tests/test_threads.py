@@ -50,7 +50,12 @@ def seen(matrix=None, fails=False):
 
 
 @pytest.mark.parametrize(
-    ("matrix", "inside"), [(None, 1), (torch.ones(9, SMALL), 1), (torch.ones(SMALL + 1, 2), 2)]
+    ("matrix", "inside"),
+    [
+        (None, 1),
+        (torch.ones(9, SMALL), 1),
+        (torch.ones(SMALL + 1, 2), 2),
+    ],
 )
 def test_one_thread_inside_for_the_caller_alone_and_all_as_before_outside(matrix, inside):
     assert seen(matrix) == (inside, 2, 1) == seen(matrix=matrix)

@@ -53,7 +53,12 @@ def test_no_value_after_a_choice_is_any(tmp_path):
     path = tmp_path / "program.py"
     path.write_text(HEAD + "".join(f"reveal_type({each})\n" for each in PROGRAMS))
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
     found = [
         line.split("Revealed type is ")[1]
         for line in done.stdout.splitlines()

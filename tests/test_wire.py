@@ -9,7 +9,12 @@ from torchdp import wire
 
 @pytest.mark.parametrize("bits", [1, 7, 8, 9, 31, 32, 33, 63])
 def test_whole_numbers_travel(bits):
-    random = torch.randint(0, 2**bits - 1, (50,), generator=generator(bits))
+    random = torch.randint(
+        0,
+        2**bits - 1,
+        (50,),
+        generator=generator(bits),
+    )
     values = torch.cat([torch.tensor([0, 2**bits - 1]), random])
     data = wire.pack(values, bits)
     assert len(data) == 52 * -(-bits // 8)

@@ -34,7 +34,11 @@ def test_one_dimensional_workloads(k):
         ),
         "all ranges": (
             workloads.all_ranges(k),
-            loop(len(ranges), k, lambda r, j: ranges[r][0] <= j <= ranges[r][1]),
+            loop(
+                len(ranges),
+                k,
+                lambda r, j: ranges[r][0] <= j <= ranges[r][1],
+            ),
         ),
     }
     for name, (workload, matrix) in expected.items():
@@ -43,7 +47,16 @@ def test_one_dimensional_workloads(k):
         assert workload.shape == matrix.shape
 
 
-@pytest.mark.parametrize("d, order", [(1, 0), (3, 1), (4, 2), (3, 3), (2, 9)])
+@pytest.mark.parametrize(
+    "d, order",
+    [
+        (1, 0),
+        (3, 1),
+        (4, 2),
+        (3, 3),
+        (2, 9),
+    ],
+)
 def test_parities(d, order):
     subsets = [s for s in range(2**d) if bin(s).count("1") <= order]
 
@@ -54,7 +67,16 @@ def test_parities(d, order):
     assert torch.equal(workloads.parities(d, order).dense(), expected)
 
 
-@pytest.mark.parametrize("d, order", [(1, 0), (1, 1), (3, 2), (4, 9), (5, 2)])
+@pytest.mark.parametrize(
+    "d, order",
+    [
+        (1, 0),
+        (1, 1),
+        (3, 2),
+        (4, 9),
+        (5, 2),
+    ],
+)
 def test_marginals(d, order):
     """Row by row from the definition: the product of the bits in a set of at most ``order``."""
     sets = [S for S in range(2**d) if S.bit_count() <= order]
@@ -65,7 +87,16 @@ def test_marginals(d, order):
     assert torch.equal(W.dense(), expected)
 
 
-@pytest.mark.parametrize("d, order", [(1, 1), (3, 1), (3, 2), (4, 3), (4, 4)])
+@pytest.mark.parametrize(
+    "d, order",
+    [
+        (1, 1),
+        (3, 1),
+        (3, 2),
+        (4, 3),
+        (4, 4),
+    ],
+)
 def test_marginal_tables(d, order):
     W = workloads.marginal_tables(d, order)
     assert W.shape == (math.comb(d, order) * 2**order, 2**d)

@@ -25,7 +25,13 @@ KINDS = pytest.mark.parametrize("kind", NAMES)
 
 @functools.cache
 def plans():
-    choice = choose(Iterates(STEPS), 60, 15, epsilon=1.0, delta=1e-4)
+    choice = choose(
+        Iterates(STEPS),
+        60,
+        15,
+        epsilon=1.0,
+        delta=1e-4,
+    )
     found = {one.name: one.protocol for one in choice.candidates}
     return {kind: found[name] for kind, name in NAMES.items()}
 
@@ -49,7 +55,12 @@ def filled(net, scale=1.0):
 
 
 def started(plan, **options):
-    return plan.start(model(), squares, noise=SeededNoise(3), **options)
+    return plan.start(
+        model(),
+        squares,
+        noise=SeededNoise(3),
+        **options,
+    )
 
 
 def gradient(run):

@@ -9,7 +9,11 @@ import torchdp
 from torchdp import cli
 
 SECRET = "77.123456"
-ROWS = [("1.5", "0.5", "0", "red"), (SECRET, "0.25", "1", "blue"), ("3.5", "0.75", "1", "red")]
+ROWS = [
+    ("1.5", "0.5", "0", "red"),
+    (SECRET, "0.25", "1", "blue"),
+    ("3.5", "0.75", "1", "red"),
+]
 ASK = "--statistic gini-mean-difference --columns height"
 MEAN = f"{ASK} --bounds height=0:100"
 TABLES = {
@@ -171,7 +175,13 @@ def test_what_argparse_refuses(table, change, capsys):
 
 def test_no_command(capsys):
     both = ["sweep", "toy.py", "--device", "cuda", "--devices", "cpu,cpu"]
-    for arguments in ([], ["guess"], ["estimate"], ["sweep"], both):
+    for arguments in (
+        [],
+        ["guess"],
+        ["estimate"],
+        ["sweep"],
+        both,
+    ):
         with pytest.raises(SystemExit) as left:
             cli.main(arguments)
         assert left.value.code == 2
@@ -187,7 +197,14 @@ def test_interruption(monkeypatch, table, capsys):
     assert capsys.readouterr().err == "torchdp estimate: interrupted\n"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["estimate", "--help"], ["sweep", "--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["estimate", "--help"],
+        ["sweep", "--help"],
+    ],
+)
 def test_help_imports_little(arguments):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=True

@@ -173,7 +173,12 @@ def test_rounding_at_random_adds_no_bias_and_its_noise_is_counted(quick):
     _, protocol = question.choose(500, Terms("local", 8.0))
     errors, predicted = [], []
     for seed in range(400):
-        _, types = asked.coded(users, axes, SeededNoise(seed), [])
+        _, types = asked.coded(
+            users,
+            axes,
+            SeededNoise(seed),
+            [],
+        )
         (answer,) = question.answers(
             protocol, protocol.collect(types, noise=SeededNoise(seed + 1000)), 0.95
         )

@@ -91,7 +91,11 @@ def test_mann_whitney(trust, table, ask):
 @TRUST
 @pytest.mark.parametrize(
     ("name", "truth"),
-    [("spearman", spearmanr), ("kendall-b", kendalltau), ("correlation", pearsonr)],
+    [
+        ("spearman", spearmanr),
+        ("kendall-b", kendalltau),
+        ("correlation", pearsonr),
+    ],
 )
 def test_two_columns(name, truth, trust, table, ask):
     path, rows = table
@@ -104,7 +108,11 @@ def test_two_groups(trust, table, ask):
     path, rows = table
     cells = [(2 * int(row[0] / 2), row[3]) for row in rows]
     groups = [[cell for cell, seen in cells if seen == label] for label in (1, 0)]
-    near(ask(path, "energy-distance", "income seen", 4, trust), energy_distance(*groups) ** 2, 0.4)
+    near(
+        ask(path, "energy-distance", "income seen", 4, trust),
+        energy_distance(*groups) ** 2,
+        0.4,
+    )
     found = ask(path, "mmd", "income seen", 4, trust)
     assert "standard deviation is 0.2 of their range" in found["discretisation"]
     middles = range(0, 8, 2)

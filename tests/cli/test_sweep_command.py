@@ -307,7 +307,14 @@ def test_shards_make_one_page(coin, capsys):
     assert "shard 1/2 has no block" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("code", "again"), [(138, "requeue 7_2"), (0, ""), (1, "")])
+@pytest.mark.parametrize(
+    ("code", "again"),
+    [
+        (138, "requeue 7_2"),
+        (0, ""),
+        (1, ""),
+    ],
+)
 def test_the_job_of_slurm_is_requeued_when_its_time_is_over_alone(tmp_path, code, again):
     """Beside commands that stand for SLURM's; its sweep is one that the command line takes."""
     for name, does in {"srun": f'echo "$@" > asked; exit {code}', "scontrol": 'echo "$@"'}.items():

@@ -124,14 +124,22 @@ def test_groups_and_labels_lose_no_row_either(tmp_path, monkeypatch):
     path = tmp_path / "table.csv"
     path.write_bytes(b"a,b\n x ,1\n\ny,0\n,1\nx,\n y,1\r\n")
     notes = []
-    users = read_users(asked(path, 1, "drop", group="b"), {"a": ["x", "y"]}, notes)
+    users = read_users(
+        asked(path, 1, "drop", group="b"),
+        {"a": ["x", "y"]},
+        notes,
+    )
     assert users["a"].tolist() == [0, 1, 1]
     assert users["b"].tolist() == ["1", "0", "1"]
     assert users.index.tolist() == [1, 3, 6]
     assert notes[0].startswith("3 of 6 users")
     with pytest.raises(ValueError, match="column 'a', row 6: none of the stated values x, z"):
         path.write_bytes(path.read_bytes().replace(b"\ny", b"\nx"))
-        read_users(asked(path, 1, "drop", group="b"), {"a": ["x", "z"]}, [])
+        read_users(
+            asked(path, 1, "drop", group="b"),
+            {"a": ["x", "z"]},
+            [],
+        )
 
 
 @pytest.mark.parametrize("packed", [False, True])

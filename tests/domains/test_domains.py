@@ -32,15 +32,39 @@ DOMAINS = {
     "mirrored points": FiniteSet(torch.cat([OTHERS + 1, 1 - OTHERS])),
     "box": Box(-normal(4, seed=3).abs(), normal(4, seed=4).abs()),
     "large box": Box(torch.zeros(14).double(), torch.arange(1.0, 15.0).double()),
-    "l1": LpBall(normal(4, seed=5).abs(), 1.0, normal(4, seed=6)),
-    "l1.5": LpBall(normal(4, seed=5).abs(), 1.5, normal(4, seed=6)),
-    "l2": LpBall(normal(4, seed=5).abs(), 2.0, normal(4, seed=6)),
-    "l4": LpBall(normal(4, seed=5).abs(), 4.0, normal(4, seed=6)),
-    "l50": LpBall(normal(4, seed=5).abs(), 50.0, normal(4, seed=6)),
+    "l1": LpBall(
+        normal(4, seed=5).abs(),
+        1.0,
+        normal(4, seed=6),
+    ),
+    "l1.5": LpBall(
+        normal(4, seed=5).abs(),
+        1.5,
+        normal(4, seed=6),
+    ),
+    "l2": LpBall(
+        normal(4, seed=5).abs(),
+        2.0,
+        normal(4, seed=6),
+    ),
+    "l4": LpBall(
+        normal(4, seed=5).abs(),
+        4.0,
+        normal(4, seed=6),
+    ),
+    "l50": LpBall(
+        normal(4, seed=5).abs(),
+        50.0,
+        normal(4, seed=6),
+    ),
     "ellipsoid": Ellipsoid(normal(4, 4, seed=7), normal(4, seed=8)),
     "zonotope": Zonotope(normal(3, 8, seed=9), normal(3, seed=10)),
     "large zonotope": Zonotope(normal(4, 30, seed=9), normal(4, seed=10)),
-    "ball sum": BallSum(normal(4, 7, seed=11), ((3, 2.0), (4, 3.0)), normal(4, seed=12)),
+    "ball sum": BallSum(
+        normal(4, 7, seed=11),
+        ((3, 2.0), (4, 3.0)),
+        normal(4, seed=12),
+    ),
     "operator": SchattenBall(2, 3),
     "trace norm": SchattenBall(2, 2, 1.0),
     "product of points and a ball": Product((FiniteSet(OTHERS), lp_ball(2, 2.0))),
@@ -62,7 +86,12 @@ each = pytest.mark.parametrize("name", DOMAINS)
 def forms(d, seed=20):
     """Maps B of the form ||B x||^2: random, one row, fewer rows than columns, and the identity."""
     A = normal(d, d, seed=seed)
-    return [A, A[:1], A[: (d + 1) // 2], torch.eye(d).double()]
+    return [
+        A,
+        A[:1],
+        A[: (d + 1) // 2],
+        torch.eye(d).double(),
+    ]
 
 
 def value(x, B, centre):
@@ -181,5 +210,11 @@ def test_polytope_membership_agrees_with_linear_programming(seed):
         sides = torch.cat([point, -point])
         # the least t with a mixture within t of the point in every coordinate
         sums = [[1.0] * k + [0.0]]
-        found = linprog([0.0] * k + [1.0], rows.numpy(), sides.numpy(), sums, [1.0])
+        found = linprog(
+            [0.0] * k + [1.0],
+            rows.numpy(),
+            sides.numpy(),
+            sums,
+            [1.0],
+        )
         assert inside == (found.fun <= 1e-6)

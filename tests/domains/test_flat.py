@@ -63,7 +63,12 @@ def measured(domain, p, shift=True):
     upper = shape.upper
     spanning = domain.spanning()
     generator = torch.Generator().manual_seed(1)
-    drawn = torch.randn(30, domain.dimension, dtype=torch.float64, generator=generator)
+    drawn = torch.randn(
+        30,
+        domain.dimension,
+        dtype=torch.float64,
+        generator=generator,
+    )
     points = torch.cat([spanning, domain.extreme(drawn)])
     u = torch.linalg.lstsq(shape.root, (points - shape.centre).mT, driver="gelsd").solution
     deviations = spanning - spanning.mean(0)

@@ -50,7 +50,11 @@ SETS = {
     "ellipsoid": Ellipsoid(ROOT, ROOT[1]),
     "flat ellipsoid": Ellipsoid(ROOT[:, :2], ROOT[1]),
     "zonotope": Zonotope(normal(3, 5, seed=3), ROOT[1]),
-    "ball sum": BallSum(normal(3, 5, seed=4), ((2, 2.0), (3, 3.0)), ROOT[1]),
+    "ball sum": BallSum(
+        normal(3, 5, seed=4),
+        ((2, 2.0), (3, 3.0)),
+        ROOT[1],
+    ),
     "product": Product((Polytope(POINTS[:4, :2]), lp_ball(1, 2.0))),
     "image": LinearImage(normal(3, 4, seed=5), SchattenBall(2, 2)),
     # that its oracle alone knows

@@ -72,7 +72,11 @@ CLOSED = {
     "product": (
         Product((Ellipsoid(ROOT, normal(4, seed=9)), Box(LOW, HIGH), lp_ball(2, 3.0))),
         lambda p: norm(
-            [float(gamma_ellipsoid(ROOT, p)), float(gamma_box(LOW, HIGH, p)), 2 ** (1 / p + 1 / 6)],
+            [
+                float(gamma_ellipsoid(ROOT, p)),
+                float(gamma_box(LOW, HIGH, p)),
+                2 ** (1 / p + 1 / 6),
+            ],
             order(p),
         ),
     ),
@@ -182,7 +186,13 @@ def test_guarantee_both_bounds_hold_for_any_ellipsoid_and_any_weights(name, p):
 def test_guarantee_an_ellipsoid_that_misses_a_direction_is_completed_and_one_beside_the_domain_proves_nothing():
     flat = torch.tensor([[1.0], [0.0]]).double()
     origin = torch.zeros(2).double()
-    completed = enclose(lp_ball(2, 2.0), identity(2), flat, origin, 2.0)
+    completed = enclose(
+        lp_ball(2, 2.0),
+        identity(2),
+        flat,
+        origin,
+        2.0,
+    )
     assert completed.upper >= 2**0.5
     assert float(torch.linalg.svdvals(completed.root)[-1]) >= 1
     segment = FiniteSet(torch.tensor([[-1.0, 0.0], [1.0, 0.0]]))

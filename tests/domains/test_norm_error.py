@@ -22,7 +22,15 @@ def test_the_normals_moments_are_the_integral(p):
     assert normal_moment(p) == pytest.approx(value, rel=1e-9)
 
 
-@pytest.mark.parametrize("deviations", [(1.0,), (2.0, 2.0), (3.0, 1.0, 0.1), (1.0,) * 300])
+@pytest.mark.parametrize(
+    "deviations",
+    [
+        (1.0,),
+        (2.0, 2.0),
+        (3.0, 1.0, 0.1),
+        (1.0,) * 300,
+    ],
+)
 def test_the_largest_of_independent_normals_is_the_integral_of_its_tail(deviations):
     error = NormError(diagonal(*deviations), math.inf)
     scale = np.array(deviations)

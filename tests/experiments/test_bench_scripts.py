@@ -129,7 +129,13 @@ def harness(benches, monkeypatch):
 
 
 def row(times, against="a copy", bench="fake", case="slow"):
-    return {"bench": bench, "case": case, "against": against, "kind": "floor", "times": times}
+    return {
+        "bench": bench,
+        "case": case,
+        "against": against,
+        "kind": "floor",
+        "times": times,
+    }
 
 
 def test_a_ratio_that_fell_fails(benches):
@@ -140,7 +146,11 @@ def test_a_ratio_that_fell_fails(benches):
         return [row(2.0)]
 
     lost = benches.fallen(
-        [row(2.0), row(1.0, case="fine"), row(9.0, case="new")],
+        [
+            row(2.0),
+            row(1.0, case="fine"),
+            row(9.0, case="new"),
+        ],
         [row(1.5), row(1.0, case="fine")],
         again,
     )

@@ -20,7 +20,12 @@ with loaded("density/bitsums.py") as bitsums:
 DELTA = 1e-6
 # outputs with up to so many messages of each kind; their probabilities need no others
 SIZE = 36
-SETTINGS = [(1.0, 0.3, 0.05), (0.3, 0.5, 0.3), (2.0, 0.2, 0.01), (1.0, 0.9, 0.02)]
+SETTINGS = [
+    (1.0, 0.3, 0.05),
+    (0.3, 0.5, 0.3),
+    (2.0, 0.2, 0.01),
+    (1.0, 0.9, 0.02),
+]
 
 
 @pytest.mark.parametrize("total", [0.01, 1.0, 7.0])
@@ -112,7 +117,17 @@ def worst_log_ratio(protocol, present, flood):
     return worst
 
 
-@pytest.mark.parametrize(("users", "absent"), [(1, 0), (2, 0), (3, 0), (2, 1), (3, 1), (3, 2)])
+@pytest.mark.parametrize(
+    ("users", "absent"),
+    [
+        (1, 0),
+        (2, 0),
+        (3, 0),
+        (2, 1),
+        (3, 1),
+        (3, 2),
+    ],
+)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_guarantee_pure_differential_privacy_by_enumeration(users, absent, setting):
     protocol = Pure(users, *setting)

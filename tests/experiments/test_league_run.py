@@ -25,7 +25,13 @@ def test_failures_are_named(league, tmp_path, monkeypatch, capsys):
 
     def answers(name, python, rows, config):
         for row in rows:
-            good = {"answer": 4.5, "check": None, "seconds": 2.0, "MiB": 1.0, "version": "7"}
+            good = {
+                "answer": 4.5,
+                "check": None,
+                "seconds": 2.0,
+                "MiB": 1.0,
+                "version": "7",
+            }
             yield row, {"failed": "no such call"} if name == "autodp" else good
 
     def installed(peer, folder):
@@ -66,7 +72,13 @@ def test_judges_see_what_is_wrong(league):
             own, other = (0.5, 1 / (growth + 1)) if name == "unary encoding" else (own, 0.1)
             check = [own * n, *[other * n] * (types - 1)]
             raw = np.full(types, 1 / types).tolist()
-            verdict = row.judge({"raw": raw}, check, n=n, k=types, epsilon=1.0)
+            verdict = row.judge(
+                {"raw": raw},
+                check,
+                n=n,
+                k=types,
+                epsilon=1.0,
+            )
             assert verdict["seen"] == pytest.approx(epsilon)
             assert verdict["error"] == verdict["mended"]
             assert (verdict["seen"] <= row.promised + row.slack) == (epsilon == 1.0)
@@ -81,7 +93,12 @@ def test_judges_see_what_is_wrong(league):
         assert (verdict["seen"] <= row.slack) == holds
     # (1 + 2 + 3 + 4)/4
     assert row.judge(np.eye(4).tolist(), None, n=4)["error"] == pytest.approx(math.sqrt(2.5))
-    twice = rows["four epochs"].judge(np.eye(4).tolist(), None, n=4, epochs=2)
+    twice = rows["four epochs"].judge(
+        np.eye(4).tolist(),
+        None,
+        n=4,
+        epochs=2,
+    )
     # two columns of one person, orthogonal
     assert twice["error"] == pytest.approx(math.sqrt(5))
     row = rows["768 shuffled bits"]
@@ -91,7 +108,13 @@ def test_judges_see_what_is_wrong(league):
         assert verdict["error"] == deviation
     row, settings = (
         rows["one clipped step"],
-        {"n": 5, "d": 3, "hidden": 4, "classes": 2, "bound": 0.5},
+        {
+            "n": 5,
+            "d": 3,
+            "hidden": 4,
+            "classes": 2,
+            "bound": 0.5,
+        },
     )
     verdict = row.judge([0.0] * 26, [0.4, 0.501], **settings)
     assert verdict["error"] == 1

@@ -90,7 +90,13 @@ def test_guarantee_adassp_epsilon_delta():
         parts = least, triangle, A.mT @ b
         return torch.cat([part / sigma for part, sigma in zip(parts, ada.sigmas, strict=True)])
 
-    points = torch.cat([sphere(150, 2, B), torch.zeros(1, 2), sphere(20, 2, B / 2)])
+    points = torch.cat(
+        [
+            sphere(150, 2, B),
+            torch.zeros(1, 2),
+            sphere(20, 2, B / 2),
+        ]
+    )
     labels = C * normal(171, seed=5).sign()
     releases = [release(x, y) for x, y in zip(points, labels, strict=True)]
     found = float(torch.pdist(torch.stack(releases)).max())

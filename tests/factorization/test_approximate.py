@@ -115,7 +115,14 @@ def test_weights_of_zero_prove_nothing_about_their_rows():
     W = normal(4, 4, seed=3)
     good = approximate(W, 0.2)
     weights = torch.zeros(4), good.column_weights
-    certificate = certify_approximate(W, 0.2, good.left, good.right, 100 * good.witness, *weights)
+    certificate = certify_approximate(
+        W,
+        0.2,
+        good.left,
+        good.right,
+        100 * good.witness,
+        *weights,
+    )
     assert certificate.lower == 0
 
 
@@ -140,7 +147,13 @@ def test_one_level_with_signs_is_offered_before_anything_is_iterated():
     signs = normal(9).sign()[:, None] * normal(7, seed=1).sign()
     # magnitudes between .4 and 1: one level is within .51 of all of them
     W = signs * (0.4 + 0.6 * laws.uniform(9, 7, seed=2))
-    for Y in (W, -W, W.T, 1e-9 * W, -workloads.prefix(9).dense()):
+    for Y in (
+        W,
+        -W,
+        W.T,
+        1e-9 * W,
+        -workloads.prefix(9).dense(),
+    ):
         size = Y.abs().max()
         found = approximate(Y, 0.51 * size)
         assert found.iterations == 0
@@ -165,7 +178,13 @@ def test_guarantee_approximate_curve_is_convex_and_keeps_within_alpha():
     assert upper[-2:].eq(0).all()
     assert found.left[-1].eq(0).all()
     proof = found.witness, found.row_weights, found.column_weights
-    again = certify_approximate(W.expand(13, -1, -1), alpha, found.left, found.right, *proof)
+    again = certify_approximate(
+        W.expand(13, -1, -1),
+        alpha,
+        found.left,
+        found.right,
+        *proof,
+    )
     assert_close((again.upper, again.lower), (upper, lower), rtol=1e-12, atol=1e-12)
 
 
@@ -215,7 +234,11 @@ def test_guarantee_zeta_is_the_norm_itself_where_errors_are_dear():
 
 @lru_cache
 def prefix_curve():
-    return approximate(workloads.prefix(8), torch.linspace(0, 1, 41), tol=1e-4)
+    return approximate(
+        workloads.prefix(8),
+        torch.linspace(0, 1, 41),
+        tol=1e-4,
+    )
 
 
 @pytest.mark.parametrize("variance", [1e-5, 0.01, 0.2, 5.0])
@@ -369,7 +392,14 @@ def test_projection_is_unbiased_with_the_variance_of_its_law():
     assert (ratio - 1).abs().max() < 0.2
 
 
-@pytest.mark.parametrize(("relative", "failure"), [(0.5, 1e-6), (0.2, 1e-3), (1.5, 1e-9)])
+@pytest.mark.parametrize(
+    ("relative", "failure"),
+    [
+        (0.5, 1e-6),
+        (0.2, 1e-3),
+        (1.5, 1e-9),
+    ],
+)
 def test_guarantee_jl_rank_on_one_entry_exactly(relative, failure):
     """W = 1: the projected entry is chi-square over its degrees of freedom, so the failure is known
     exactly.

@@ -156,9 +156,21 @@ def judge(index, p, shift):
     assert claimed.lower >= below * (1 - 2e-6)
     v = None if found.shift is None else found.shift.numpy()
     slack = 1e-13 * np.abs(W).max()
-    again = upper(W, found.left.numpy(), found.right.numpy(), p, v)
+    again = upper(
+        W,
+        found.left.numpy(),
+        found.right.numpy(),
+        p,
+        v,
+    )
     assert abs(again - claimed.upper) <= 1e-12 * again + slack
-    proved = lower(W, found.row_weights.numpy(), found.column_weights.numpy(), p, shift)
+    proved = lower(
+        W,
+        found.row_weights.numpy(),
+        found.column_weights.numpy(),
+        p,
+        shift,
+    )
     assert abs(proved - claimed.lower) <= 1e-12 * proved + slack
     return max(float(claimed.lower / above), float(below / claimed.upper))
 
@@ -182,7 +194,11 @@ def test_guarantee_certificates_of_bad_factors_and_weights_are_true_as_well():
             left = generator.normal(size=(m, 2))
             right = generator.normal(size=(2, n))
             tensors = [torch.from_numpy(x) for x in (W, left, right, c, P)]
-            found = certify(*tensors, p=p, shift=None if v is None else torch.from_numpy(v))
+            found = certify(
+                *tensors,
+                p=p,
+                shift=None if v is None else torch.from_numpy(v),
+            )
             assert found.lower <= above * ROOM
             assert below <= found.upper * ROOM
             assert float(found.upper) == pytest.approx(
@@ -286,7 +302,14 @@ def test_a_planted_fault_of_the_evaluator_is_caught(fault, monkeypatch):
     """Negative control: each fault is seen at every p, with and without a shift."""
     module, name, factor = FAULTS[fault]
     right = getattr(module, name)
-    for p, shift in (2, True), (3, False), (math.inf, True):
+    for p, shift in (
+        (2, True),
+        (3, False),
+        (
+            math.inf,
+            True,
+        ),
+    ):
         judge(1, p, shift)
         with monkeypatch.context() as planted:
             planted.setattr(module, name, lambda *args: factor * right(*args))

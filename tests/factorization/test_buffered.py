@@ -65,7 +65,11 @@ def test_three_buffers_come_close_to_the_best_strategy():
     found = factorize_buffered(RunningSums(100), 3, 2.0)
     assert found.certificate.gap < 2e-3
     # the control: no diagonals
-    toeplitz = replace(found.strategy, before=torch.ones(100), after=torch.ones(100))
+    toeplitz = replace(
+        found.strategy,
+        before=torch.ones(100),
+        after=torch.ones(100),
+    )
     dense = toeplitz.dense()
     C = dense / dense.norm(dim=0).max()
     sums = RunningSums(100).dense()
@@ -91,14 +95,24 @@ def random_strategy(generator, buffers, n, falling=False):
     if falling:
         before = before.sort(descending=True).values
         after = after.sort(descending=True).values
-    return BufferedStrategy(places[0::2], places[1::2], before, after)
+    return BufferedStrategy(
+        places[0::2],
+        places[1::2],
+        before,
+        after,
+    )
 
 
 def strategies(falling):
     """60 random ones of up to 11 steps, with a gap and times."""
     generator = keyed_generator(b"apart")
     for case in range(60):
-        C = random_strategy(generator, 1 + case % 4, 1 + case % 11, falling)
+        C = random_strategy(
+            generator,
+            1 + case % 4,
+            1 + case % 11,
+            falling,
+        )
         yield C, 1 + case % 5, 1 + case % 3
 
 
@@ -151,7 +165,11 @@ def test_guarantee_sensitivity_of_many_steps_is_a_bound(monkeypatch):
 
 @pytest.mark.parametrize(
     ("n", "gap", "times", "p", "decay", "momentum"),
-    [(24, 6, 4, 2.0, 1.0, 0.0), (22, 9, 2, math.inf, 0.95, 0.0), (20, 7, 3, 2.0, 1.0, 0.5)],
+    [
+        (24, 6, 4, 2.0, 1.0, 0.0),
+        (22, 9, 2, math.inf, 0.95, 0.0),
+        (20, 7, 3, 2.0, 1.0, 0.5),
+    ],
 )
 def test_guarantee_a_strategy_for_users_who_keep_apart(
     monkeypatch, n, gap, times, p, decay, momentum

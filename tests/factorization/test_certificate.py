@@ -14,7 +14,12 @@ from torch.testing import assert_close
 from torchdp.factorization import Certificate, certify, factorize, gamma_ellipsoid
 from torchdp.factorization.norm import FreeConstant, Gamma2Dual, witness
 
-CASES = [(2.0, True), (3.0, False), (math.inf, False), (math.inf, True)]
+CASES = [
+    (2.0, True),
+    (3.0, False),
+    (math.inf, False),
+    (math.inf, True),
+]
 
 
 random = partial(laws.normal, name=b"attacks")
@@ -25,7 +30,13 @@ def test_scale_of_weights_is_free_and_zero_weights_prove_nothing():
     c = normal(4).abs()
     P = normal(5).abs()
     one = certify(W, W, torch.eye(5), c, P)
-    other = certify(W, W, torch.eye(5), 1e200 * c, 1e-200 * P)
+    other = certify(
+        W,
+        W,
+        torch.eye(5),
+        1e200 * c,
+        1e-200 * P,
+    )
     assert_close(one.lower, other.lower)
     assert certify(W, W, torch.eye(5), 0 * c, P).lower == 0
 
@@ -67,7 +78,15 @@ MAKERS = {
 @pytest.mark.parametrize("maker", MAKERS)
 def test_guarantee_bounds_that_contradict_each_other_are_refused_not_repaired(maker):
     make = MAKERS[maker]
-    for low, high in (0.5, 0.5), (0.5, 0.5 - 5e-10), (0.0, math.inf), (-1.0, 0.0):
+    for low, high in (
+        (0.5, 0.5),
+        (0.5, 0.5 - 5e-10),
+        (0.0, math.inf),
+        (
+            -1.0,
+            0.0,
+        ),
+    ):
         assert make(low, high)
     for low, high in (
         (0.5, 0.5 - 2e-9),
@@ -144,7 +163,14 @@ def test_the_largest_numbers():
     W = torch.tensor([[1.7e308, -1.7e308], [1.7e308, 1.7e308]], dtype=torch.float64)
     eye = torch.eye(2).double()
     half = torch.ones(2)
-    shifted = certify(W / 2, W / 2, eye, half, half, shift=torch.zeros(2))
+    shifted = certify(
+        W / 2,
+        W / 2,
+        eye,
+        half,
+        half,
+        shift=torch.zeros(2),
+    )
     assert 0 < shifted.lower <= shifted.upper < math.inf
     signs = W / 1.7e308
     weights = (half / 2, torch.tensor([0.1, 0.9]))
@@ -159,7 +185,14 @@ def test_factors_that_overflow_prove_nothing_above():
         # inf, and inf - inf
         for sign in (huge, torch.tensor([1.0, -1.0, 1.0]).double() * huge):
             left = 1e200 * torch.ones(3, 4).double()
-            certificate = certify(W, sign, left, torch.ones(3), torch.ones(4), p=p)
+            certificate = certify(
+                W,
+                sign,
+                left,
+                torch.ones(3),
+                torch.ones(4),
+                p=p,
+            )
             assert certificate.upper == certificate.gap == certificate.residual == math.inf
             assert 0 < certificate.lower < math.inf
 
@@ -172,10 +205,28 @@ def test_batches_broadcast_to_w_s():
     v = random(4, name=b"v")
     w = random(3, 4, name=b"w").abs()
     left = (W - v[:, None]) @ torch.linalg.pinv(right)
-    batch = certify(W, left, right, c, P, p=3, shift=v, error_weights=w)
+    batch = certify(
+        W,
+        left,
+        right,
+        c,
+        P,
+        p=3,
+        shift=v,
+        error_weights=w,
+    )
     assert (
         batch.upper.shape == batch.lower.shape == batch.residual.shape == batch.gap.shape == (2, 3)
     )
-    one = certify(W[1, 2], left[1, 2], right, c[2], P[1, 0], p=3, shift=v, error_weights=w[2])
+    one = certify(
+        W[1, 2],
+        left[1, 2],
+        right,
+        c[2],
+        P[1, 0],
+        p=3,
+        shift=v,
+        error_weights=w[2],
+    )
     for name in ("upper", "lower", "residual"):
         assert_close(getattr(batch, name)[1, 2], getattr(one, name))

@@ -170,7 +170,16 @@ def test_closed_forms_are_batched():
     assert gamma_ellipsoid(normal(2, 5, 3, 4)).shape == (2, 5)
 
 
-@pytest.mark.parametrize(("d", "order"), [(1, 1), (3, 1), (4, 2), (5, 3), (4, 4)])
+@pytest.mark.parametrize(
+    ("d", "order"),
+    [
+        (1, 1),
+        (3, 1),
+        (4, 2),
+        (5, 3),
+        (4, 4),
+    ],
+)
 @pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
 @pytest.mark.parametrize("shift", [False, True])
 def test_guarantee_marginal_factorization_is_the_norm_of_the_dense_matrix(d, order, p, shift):
@@ -214,7 +223,11 @@ def test_three_way_marginals_of_a_thousand_bits():
     keys = torch.rand(20_000, 40, generator=generator())
     random = keys.argsort(1)[:, :3]
     sets = random.sort(1).values
-    normals = torch.randn(len(made.subsets(sets)[0]), dtype=torch.float64, generator=generator())
+    normals = torch.randn(
+        len(made.subsets(sets)[0]),
+        dtype=torch.float64,
+        generator=generator(),
+    )
     noise = made.noise(sets, normals, 2.0)
     apart = made.noise(
         torch.arange(999).view(333, 3), torch.randn(1 + 333 * 7, generator=generator()), 2.0

@@ -26,7 +26,14 @@ PREFIX = {
 }
 
 
-def brackets(W, value, *, p=math.inf, shift=False, within=1e-5):
+def brackets(
+    W,
+    value,
+    *,
+    p=math.inf,
+    shift=False,
+    within=1e-5,
+):
     """Both bounds lie within ``within`` (relative) of the value, on the right sides of it up to
     1e-8.
     """
@@ -44,16 +51,37 @@ def test_prefix_worst_error(n):
 
 @pytest.mark.parametrize("n", [n for n in PREFIX if PREFIX[n][1]])
 def test_prefix_root_mean_squared_error(n):
-    brackets(workloads.prefix(n), PREFIX[n][1] * math.sqrt(n), p=2)
+    brackets(
+        workloads.prefix(n),
+        PREFIX[n][1] * math.sqrt(n),
+        p=2,
+    )
 
 
-@pytest.mark.parametrize("d, order", [(4, 1), (5, 2), (6, 6), (8, 2)])
+@pytest.mark.parametrize(
+    "d, order",
+    [
+        (4, 1),
+        (5, 2),
+        (6, 6),
+        (8, 2),
+    ],
+)
 def test_parities_are_the_root_of_their_number(d, order):
     W = workloads.parities(d, order)
     brackets(W, math.sqrt(W.shape[0]))
 
 
-@pytest.mark.parametrize("d, order", [(1, 1), (4, 1), (5, 2), (6, 3), (4, 4)])
+@pytest.mark.parametrize(
+    "d, order",
+    [
+        (1, 1),
+        (4, 1),
+        (5, 2),
+        (6, 3),
+        (4, 4),
+    ],
+)
 @pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
 def test_marginal_tables(d, order, p):
     """Flipping a bit and renaming bits move every row and column, so uniform weights are optimal: a
@@ -88,7 +116,13 @@ def test_kronecker_power_of_the_subset_matrix(d):
 
 
 @pytest.mark.parametrize(
-    "k, value", [(2, 1.154700538), (8, 1.636213164), (16, 1.90882735), (32, 2.19454798)]
+    "k, value",
+    [
+        (2, 1.154700538),
+        (8, 1.636213164),
+        (16, 1.90882735),
+        (32, 2.19454798),
+    ],
 )
 def test_all_ranges(k, value):
     brackets(workloads.all_ranges(k), value, within=1e-5 if k <= 16 else 1e-4)
@@ -100,13 +134,23 @@ def test_cube_with_shift(d, p):
     sides = [torch.tensor([0.0, 1.0])] * d
     corners = torch.cartesian_prod(*sides).reshape(-1, d)
     cube = corners.T.double()
-    brackets(cube, d ** (1 / 2 + 1 / p) / 2, p=p, shift=True)
+    brackets(
+        cube,
+        d ** (1 / 2 + 1 / p) / 2,
+        p=p,
+        shift=True,
+    )
 
 
 @pytest.mark.parametrize("p", [2.0, 5.0, math.inf])
 def test_points_on_a_line_with_shift(p):
     """One row and a free shift: half the range."""
-    brackets(torch.tensor([[0.3, -1.0, 2.0, 1.9]], dtype=torch.float64), 1.5, p=p, shift=True)
+    brackets(
+        torch.tensor([[0.3, -1.0, 2.0, 1.9]], dtype=torch.float64),
+        1.5,
+        p=p,
+        shift=True,
+    )
 
 
 # bounds certified elsewhere: ours must meet them

@@ -13,8 +13,19 @@ from torch.testing import assert_close
 from torchdp import workloads
 from torchdp.factorization import certify, factorize, gamma, signature_form
 
-CASES = [(2.0, False), (2.0, True), (4.0, False), (math.inf, False), (math.inf, True)]
-WEIGHTED = [(2.0, True), (3.0, False), (math.inf, False), (math.inf, True)]
+CASES = [
+    (2.0, False),
+    (2.0, True),
+    (4.0, False),
+    (math.inf, False),
+    (math.inf, True),
+]
+WEIGHTED = [
+    (2.0, True),
+    (3.0, False),
+    (math.inf, False),
+    (math.inf, True),
+]
 
 
 random = partial(laws.normal, name=b"error weights")
@@ -51,7 +62,16 @@ def test_batch_equals_one_by_one(p, shift):
                 assert_close(batch.lower[i, j], one.lower, rtol=2e-8, atol=0)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (7, 1), (100, 3), (3, 100)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 1),
+        (1, 7),
+        (7, 1),
+        (100, 3),
+        (3, 100),
+    ],
+)
 @pytest.mark.parametrize(("p", "shift"), CASES)
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_thin_shapes(shape, p, shift):
@@ -146,7 +166,12 @@ def test_guarantee_weighted_certificate_is_certify_s(p, shift):
     w = random(6, name=b"w").abs() + 0.1
     found = factorize(W, p, shift, error_weights=w)
     factors = W, found.left, found.right, found.row_weights, found.column_weights
-    again = certify(*factors, p=p, shift=found.shift, error_weights=w)
+    again = certify(
+        *factors,
+        p=p,
+        shift=found.shift,
+        error_weights=w,
+    )
     by_hand = certify(
         w[:, None] * W,
         w[:, None] * found.left,

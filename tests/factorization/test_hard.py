@@ -241,7 +241,11 @@ def test_the_bound_tends_to_the_norm():
     """samples alpha^2 -> gamma_2^2 / sinh^2(epsilon/2), gamma_2 with the free shift, as
     alpha -> 0.
     """
-    for W in (workloads.prefix(32).dense(), workloads.parities(6, 2).dense(), normal(20, 30)):
+    for W in (
+        workloads.prefix(32).dense(),
+        workloads.parities(6, 2).dense(),
+        normal(20, 30),
+    ):
         norm = float(factorize(W, shift=True, tol=1e-5).certificate.lower)
         for epsilon in (0.2, 1.0):
             limit = hard_instance(W).samples(1e-5, epsilon) * 1e-10
@@ -319,7 +323,11 @@ def test_guarantee_learner_samples_are_below_a_learners():
 
 
 def test_nothing_to_learn_needs_no_users():
-    for W in (torch.zeros(3, 4), torch.ones(1, 1), torch.arange(3.0)[:, None].expand(3, 5)):
+    for W in (
+        torch.zeros(3, 4),
+        torch.ones(1, 1),
+        torch.arange(3.0)[:, None].expand(3, 5),
+    ):
         assert hard_instance(W).samples(0.01, 1.0) == 0
     instance = hard_instance(SMALL["prefix"])
     # beyond 1/(2 pi) this bound is silent
@@ -368,7 +376,11 @@ def best_lattice_noise(epsilon: float, delta: float, cells: int) -> float:
     ones = csr_matrix(np.ones((1, len(z))))
     none = csr_matrix((k, k))
     zero = csr_matrix((1, k))
-    shift = diags([math.exp(epsilon)], [-cells], shape=(k, k))
+    shift = diags(
+        [math.exp(epsilon)],
+        [-cells],
+        shape=(k, k),
+    )
     # p(z) - e^epsilon p(z -+ 1) <= excess(z), and each excess adds up to at most delta
     rows = [[identity(k) - shift, -identity(k), none], [identity(k) - shift.T, none, -identity(k)]]
     rows += [[zero, ones, zero], [zero, zero, ones]]

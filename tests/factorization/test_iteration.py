@@ -28,7 +28,14 @@ from torchdp.randomness import keyed_generator
 def certified(W, *, p=math.inf, shift=False, **settings):
     found = solve(W, p=p, shift=shift, **settings)
     weights = found.row_weights, found.column_weights
-    certificate = certify(W, found.left, found.right, *weights, p=p, shift=found.shift)
+    certificate = certify(
+        W,
+        found.left,
+        found.right,
+        *weights,
+        p=p,
+        shift=found.shift,
+    )
     return certificate, found.iterations
 
 
@@ -63,8 +70,19 @@ def test_points_in_the_plane(p, shift):
     W = torch.tensor(
         [[-0.6069, -1.9858, -1.0025, 0.8439], [-0.4679, 0.1730, -1.6784, -0.6285]]
     ).double()
-    fast, iterations = certified(W, p=p, shift=shift, tol=1e-6)
-    plain, _ = certified(W, p=p, shift=shift, tol=1e-6, memory=0)
+    fast, iterations = certified(
+        W,
+        p=p,
+        shift=shift,
+        tol=1e-6,
+    )
+    plain, _ = certified(
+        W,
+        p=p,
+        shift=shift,
+        tol=1e-6,
+        memory=0,
+    )
     assert iterations <= 60
     assert fast.gap <= 1.01e-6
     assert overlap(fast, plain)
@@ -89,13 +107,23 @@ def test_a_tall_matrix_at_p_2_is_solved_through_its_gram_matrix(kind, shift):
     triangle of W = Q T.
     """
     generator = keyed_generator(kind.encode())
-    W = torch.randn(40, 6, dtype=torch.float64, generator=generator)
+    W = torch.randn(
+        40,
+        6,
+        dtype=torch.float64,
+        generator=generator,
+    )
     if kind == "dependent columns":
         W[:, 5] = W[:, 0] - 2 * W[:, 1]
     elif kind == "zero column":
         W[:, 2] = 0
     elif kind == "ill-conditioned":
-        drawn = torch.randn(6, 6, dtype=torch.float64, generator=generator)
+        drawn = torch.randn(
+            6,
+            6,
+            dtype=torch.float64,
+            generator=generator,
+        )
         # nine decades between the first and the last singular value
         scales = 10 ** -torch.linspace(0, 9, 6, dtype=torch.float64)
         W = W @ torch.linalg.qr(drawn).Q
@@ -103,7 +131,14 @@ def test_a_tall_matrix_at_p_2_is_solved_through_its_gram_matrix(kind, shift):
     elif kind == "zero":
         W = torch.zeros_like(W)
     elif kind == "batch":
-        W = torch.stack([W, 0 * W, 1e100 * W.square(), W[:, :1] * torch.ones(6)])
+        W = torch.stack(
+            [
+                W,
+                0 * W,
+                1e100 * W.square(),
+                W[:, :1] * torch.ones(6),
+            ]
+        )
     found = factorize(W, 2, shift, tol=1e-6)
     certificate = found.certificate
     rounding = 1e-13 * W.abs().amax((-2, -1))

@@ -18,17 +18,30 @@ from torchdp.factorization import factorize, free_constant, gamma, gamma2, gamma
 from torchdp.factorization.norm import certify_dual, witness
 from torchdp.randomness import keyed_generator
 
-CASES = [(math.inf, False), (math.inf, True), (2.0, False), (4.0, True)]
+CASES = [
+    (math.inf, False),
+    (math.inf, True),
+    (2.0, False),
+    (4.0, True),
+]
 
 
 normal = partial(laws.normal, name=b"norm")
 K = 12
 KNOWN = [
     # minus a Gram matrix of thresholds
-    (workloads.absolute_difference(K).dense(), -(K - 1) / 2, (K - 1) / 2),
+    (
+        workloads.absolute_difference(K).dense(),
+        -(K - 1) / 2,
+        (K - 1) / 2,
+    ),
     # minus the projection off the constants
     (workloads.unequal(K).dense(), -(1 - 1 / K), 1 - 1 / K),
-    (torch.eye(K).double(), -1 / K, 1 - 1 / K),
+    (
+        torch.eye(K).double(),
+        -1 / K,
+        1 - 1 / K,
+    ),
     # antisymmetric in each coordinate: no constant helps
     (workloads.kendall(3, 4).dense(), 0.0, None),
     (torch.full((4, 5), -2.5, dtype=torch.float64), 2.5, 0.0),
@@ -97,14 +110,26 @@ def test_float32_in_float32_out():
 
 
 def test_zero_has_gradient_zero():
-    W = torch.zeros(3, 4, dtype=torch.float64, requires_grad=True)
+    W = torch.zeros(
+        3,
+        4,
+        dtype=torch.float64,
+        requires_grad=True,
+    )
     value = gamma(W)
     value.backward()
     assert value == 0
     assert torch.equal(W.grad, torch.zeros(3, 4).double())
 
 
-@pytest.mark.parametrize("n, value", [(2, 1.144122806), (8, 1.494413653), (16, 1.689403682)])
+@pytest.mark.parametrize(
+    "n, value",
+    [
+        (2, 1.144122806),
+        (8, 1.494413653),
+        (16, 1.689403682),
+    ],
+)
 def test_gamma_f_is_the_root_mean_square_of_edmonds_nikolov_ullman(n, value):
     """Theirs is divided by sqrt(m), Nikolov and Tang's Gamma_2 of the columns and their negatives
     is not.
@@ -152,7 +177,12 @@ def test_guarantee_no_constant_does_better(seed):
     W.
     """
     generator = keyed_generator(bytes([seed]))
-    drawn = torch.randn(5, 6, dtype=torch.float64, generator=generator)
+    drawn = torch.randn(
+        5,
+        6,
+        dtype=torch.float64,
+        generator=generator,
+    )
     W = drawn.exp() + seed
     found = free_constant(W)
     assert found.upper <= found.lower * (1 + 1.01e-3)
@@ -254,7 +284,13 @@ def test_guarantee_gamma2_dual_closes_the_gap(name):
     assert 0 <= found.gap + 1e-14
     assert found.gap <= 1e-6
     assert found.lower > 0
-    again = certify_dual(U, found.left, found.right, found.row_weights, found.column_weights)
+    again = certify_dual(
+        U,
+        found.left,
+        found.right,
+        found.row_weights,
+        found.column_weights,
+    )
     assert_close((found.lower, found.upper), again, rtol=1e-12, atol=0)
     for vectors in (found.left, found.right):
         norms = vectors.norm(dim=-1)
@@ -268,7 +304,12 @@ def test_guarantee_gamma2_dual_closes_the_gap(name):
 def test_it_equals_the_sdp(seed):
     generator = keyed_generator(bytes([seed]))
     m, n = torch.randint(1, 13, (2,), generator=generator).tolist()
-    U = torch.randn(m, n, dtype=torch.float64, generator=generator)
+    U = torch.randn(
+        m,
+        n,
+        dtype=torch.float64,
+        generator=generator,
+    )
     U = U.sign() if seed % 2 else U
     found = gamma2_dual(U)
     value = sdp(U)
@@ -314,7 +355,13 @@ def test_scale_of_the_weights_is_free_and_a_missing_weight_proves_nothing():
 
 
 def test_batches_and_dtypes():
-    U = torch.stack([normal(4, 6), torch.zeros(4, 6).double(), normal(4, 6, name=b"b").sign()])
+    U = torch.stack(
+        [
+            normal(4, 6),
+            torch.zeros(4, 6).double(),
+            normal(4, 6, name=b"b").sign(),
+        ]
+    )
     found = gamma2_dual(U.float().requires_grad_())
     assert found.lower.shape == (3,)
     assert found.left.shape[:2] == (3, 4)

@@ -35,7 +35,13 @@ def test_guarantee_factorize_product_brackets_the_norm_of_the_dense_product(p):
     dense = product.dense()
     assert_close(dense.left @ dense.right, W.dense(), rtol=0, atol=1e-12)
     weights = dense.row_weights, dense.column_weights
-    again = certify(W.dense(), dense.left, dense.right, *weights, p=p)
+    again = certify(
+        W.dense(),
+        dense.left,
+        dense.right,
+        *weights,
+        p=p,
+    )
     assert_close(again.upper, dense.certificate.upper, rtol=1e-11, atol=0)
     assert_close(again.lower, dense.certificate.lower, rtol=1e-11, atol=0)
     assert again.residual <= dense.certificate.residual

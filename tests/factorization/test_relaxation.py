@@ -43,7 +43,17 @@ def shake(module, size=0.3):
     return module
 
 
-@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5), (1, 1), (2, 3, 7, 4), (3, 4, 7)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (6, 4),
+        (4, 6),
+        (5, 5),
+        (1, 1),
+        (2, 3, 7, 4),
+        (3, 4, 7),
+    ],
+)
 def test_guarantee_relaxation_is_W_at_every_parameter(shape):
     W = normal(*shape)
     left, right = shake(Relaxation(W))()
@@ -156,7 +166,11 @@ def test_guarantee_smooth_log_norm_is_never_below_the_norm(p):
 
 def train(module, loss, steps, learning_rate=0.03):
     """An ordinary loop; ``loss`` gets (left, right) and the sharpness of this step."""
-    optimizer = torch.optim.Adam(module.parameters(), lr=learning_rate, betas=(0.9, 0.99))
+    optimizer = torch.optim.Adam(
+        module.parameters(),
+        lr=learning_rate,
+        betas=(0.9, 0.99),
+    )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for step in range(steps):
         optimizer.zero_grad()

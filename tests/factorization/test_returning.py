@@ -73,7 +73,15 @@ def test_the_zero_workload_costs_nothing():
 
 
 @pytest.mark.parametrize(
-    ("period", "p"), [(1, 2.0), (5, 2.0), (2, 4.0), (1, math.inf), (2, math.inf), (7, math.inf)]
+    ("period", "p"),
+    [
+        (1, 2.0),
+        (5, 2.0),
+        (2, 4.0),
+        (1, math.inf),
+        (2, math.inf),
+        (7, math.inf),
+    ],
 )
 def test_the_gap_closes_and_columns_of_a_class_become_orthogonal(period, p):
     W = workloads.prefix(13).dense()
@@ -118,7 +126,12 @@ def test_queries_that_no_best_answer_counts_leave_the_bounds_close():
 
 @pytest.mark.parametrize("period", [1, 2])
 @pytest.mark.parametrize(
-    "rows", [[[1.0, 0.0], [1.0, 1.0]], [[-2.0, 2.0], [1.0, 1.0]], [[3.0, 1.0], [0.5, 2.0]]]
+    "rows",
+    [
+        [[1.0, 0.0], [1.0, 1.0]],
+        [[-2.0, 2.0], [1.0, 1.0]],
+        [[3.0, 1.0], [0.5, 2.0]],
+    ],
 )
 def test_one_query_that_outweighs_the_others_is_solved_too(rows, period):
     """Its directions are dependent in the end, so that logarithms of the weights run away."""
@@ -129,7 +142,15 @@ def test_a_class_whose_weight_all_but_vanishes_on_the_way_is_solved_too():
     """An extrapolation takes the weight of the second column's class down by forty orders of
     magnitude.
     """
-    W = [[-1, 0, 2], [1, 0, 1], [2, 0, -1], [1, -1, 2], [-1, -2, 1], [0, -2, 2], [-2, -1, 2]]
+    W = [
+        [-1, 0, 2],
+        [1, 0, 1],
+        [2, 0, -1],
+        [1, -1, 2],
+        [-1, -2, 1],
+        [0, -2, 2],
+        [-2, -1, 2],
+    ]
     assert factorize_epochs(torch.tensor(W), 3, tol=1e-5).certificate.gap <= 1e-5
 
 
@@ -185,7 +206,12 @@ def program_of_sets(W, gap, times, p, bands=None):
 
 
 @pytest.mark.parametrize(
-    ("n", "gap", "times", "p"), [(7, 3, 2, 2.0), (7, 3, 2, math.inf), (6, 1, 3, math.inf)]
+    ("n", "gap", "times", "p"),
+    [
+        (7, 3, 2, 2.0),
+        (7, 3, 2, math.inf),
+        (6, 1, 3, math.inf),
+    ],
 )
 def test_the_semidefinite_program_agrees_where_steps_keep_apart(n, gap, times, p):
     W = workloads.prefix(n).dense()
@@ -244,7 +270,12 @@ def test_scale_device_and_dtype_do_not_matter():
 
 @pytest.mark.parametrize(
     ("n", "gap", "times", "p"),
-    [(6, 2, 3, 2.0), (7, 3, 2, 3.0), (5, 1, 3, math.inf), (5, 2, 2, math.inf)],
+    [
+        (6, 2, 3, 2.0),
+        (7, 3, 2, 3.0),
+        (5, 1, 3, math.inf),
+        (5, 2, 2, math.inf),
+    ],
 )
 def test_guarantee_bounds_of_users_who_keep_apart_hold_for_any_factors(n, gap, times, p):
     W = Iterates(n).dense()
@@ -256,14 +287,27 @@ def test_guarantee_bounds_of_users_who_keep_apart_hold_for_any_factors(n, gap, t
         right = normal(n, n, name=b"r" + bytes([seed]))
         if seed % 2:
             left = (1 - 0.1 * seed) * W @ torch.linalg.inv(right)
-        found = certify_separated(W, left, right, fixed, gap, times, p=p)
+        found = certify_separated(
+            W,
+            left,
+            right,
+            fixed,
+            gap,
+            times,
+            p=p,
+        )
         assert found.lower <= best * (1 + 1e-12)
         assert found.upper >= best * (1 - 1e-2)
 
 
 @pytest.mark.parametrize("p", [2.0, math.inf])
 @pytest.mark.parametrize(
-    ("n", "gap", "times", "decay"), [(12, 4, 3, 1.0), (14, 4, 4, 0.9), (13, 3, 2, 1.0)]
+    ("n", "gap", "times", "decay"),
+    [
+        (12, 4, 3, 1.0),
+        (14, 4, 4, 0.9),
+        (13, 3, 2, 1.0),
+    ],
 )
 def test_a_bound_from_every_second_step_is_below_that_of_all(n, gap, times, decay, p):
     W = RunningSums(n, decay)
@@ -271,5 +315,12 @@ def test_a_bound_from_every_second_step_is_below_that_of_all(n, gap, times, deca
     period = max(gap, -(-n // times))
     fixed = factorize_epochs(W.dense(), period, p, 1e-4).certificate
     assert whole == pytest.approx(float(fixed.lower), rel=1e-12)
-    some, rounding = passes_bound(W, gap, times, p, 1e-4, most=7)
+    some, rounding = passes_bound(
+        W,
+        gap,
+        times,
+        p,
+        1e-4,
+        most=7,
+    )
     assert 0.6 * fixed.lower < some <= fixed.upper + rounding

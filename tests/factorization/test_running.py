@@ -53,7 +53,11 @@ def test_the_rule_stays_between_its_stated_errors():
     assert (
         found <= (1 + rule.loss) * value.rsqrt() + rule.low / value**2 + rule.high * value
     ).all()
-    narrower = replace(rule, shares=rule.shares * (1 - 3e-4), white=rule.white * (1 - 3e-4))
+    narrower = replace(
+        rule,
+        shares=rule.shares * (1 - 3e-4),
+        white=rule.white * (1 - 3e-4),
+    )
     found = (narrower.shares / poles).sum(-1) + narrower.white
     # the control: less by 3e-4 is seen
     assert not (found >= (1 - rule.loss) * value.rsqrt()).all()
@@ -77,7 +81,13 @@ def test_any_weights_give_bounds(p, motion):
     W = sums(24, *motion)
     c = weights(24, 5)
     P = weights(24, 6)
-    certificate, _, _ = certify_running(W, c, P, p, quadrature(W, c, P, 1e-6))
+    certificate, _, _ = certify_running(
+        W,
+        c,
+        P,
+        p,
+        quadrature(W, c, P, 1e-6),
+    )
     least = factorize(W.dense(), p, tol=1e-6).certificate
     assert certificate.lower < least.lower
     assert least.upper < certificate.upper
@@ -92,8 +102,18 @@ def test_any_weights_give_bounds(p, motion):
 def test_a_rule_that_is_larger_than_it_says_is_seen(motion):
     W = sums(24, *motion)
     found = factorize(W, tol=1e-4)
-    rule = replace(found.rule, shares=found.rule.shares * 1.01, white=found.rule.white * 1.01)
-    wrong, _, _ = certify_running(W, found.row_weights, found.column_weights, math.inf, rule)
+    rule = replace(
+        found.rule,
+        shares=found.rule.shares * 1.01,
+        white=found.rule.white * 1.01,
+    )
+    wrong, _, _ = certify_running(
+        W,
+        found.row_weights,
+        found.column_weights,
+        math.inf,
+        rule,
+    )
     assert wrong.lower > factorize(W.dense(), tol=1e-4).certificate.upper
 
 
@@ -120,7 +140,14 @@ def sixty_digits(W, steps, leaks):
     return found
 
 
-@pytest.mark.parametrize("motion", [(1.0, False), (0.99, False), (1.0, True)])
+@pytest.mark.parametrize(
+    "motion",
+    [
+        (1.0, False),
+        (0.99, False),
+        (1.0, True),
+    ],
+)
 @pytest.mark.parametrize("spread", [3, 12])
 def test_rounding_stays_far_below_what_is_allowed_for(motion, spread):
     """Weights up to 12 orders of magnitude apart, from one step to the next."""

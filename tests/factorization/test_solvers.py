@@ -50,7 +50,11 @@ WORKLOADS = {
     "zero": torch.zeros(5, 4).double(),
     "large entries": 1e200 * normal(10, 10),
     "batch": torch.stack(
-        [normal(12, 12), workloads.prefix(12).dense(), torch.zeros(12, 12).double()]
+        [
+            normal(12, 12),
+            workloads.prefix(12).dense(),
+            torch.zeros(12, 12).double(),
+        ]
     ),
 }
 
@@ -68,8 +72,20 @@ def test_both_paths_certify_the_same_norm(name, p, shift):
     largest = W.abs().amax((-2, -1))
     size = largest.clamp_min(1e-300)
     limits = {"tol": 1e-5, "max_iterations": 2000}
-    exact, one = certified(W, p, shift, spectrum=Decomposed(), **limits)
-    found, other = certified(W, p, shift, spectrum=Iterated(), **limits)
+    exact, one = certified(
+        W,
+        p,
+        shift,
+        spectrum=Decomposed(),
+        **limits,
+    )
+    found, other = certified(
+        W,
+        p,
+        shift,
+        spectrum=Iterated(),
+        **limits,
+    )
     rounding = 1e-12 * size
     assert (found.upper <= found.lower * (1 + 1.01e-5) + rounding).all()
     assert (found.lower <= exact.upper * (1 + 1e-12) + rounding).all()
@@ -126,7 +142,11 @@ MATRICES = {
     "singular": torch.ones(5, 5).double(),
     "zero": torch.zeros(3, 3).double(),
     "batch": torch.stack(
-        [workloads.prefix(6).dense(), 1e-5 * torch.eye(6), torch.zeros(6, 6)]
+        [
+            workloads.prefix(6).dense(),
+            1e-5 * torch.eye(6),
+            torch.zeros(6, 6),
+        ]
     ).double(),
     "nearly persymmetric": nearly(workloads.prefix(9).dense()),
     "nearly symmetric": nearly(normal(6, 6) + normal(6, 6).mT),
@@ -186,7 +206,13 @@ def test_the_certificate_of_a_mirrored_matrix_takes_eigenvalues(name, monkeypatc
     columns = found.column_weights.sqrt()
     exact = torch.linalg.svdvals(rows * W * columns).sum()
     monkeypatch.delattr(torch.linalg, "svdvals")
-    again = certify(W, found.left, found.right, found.row_weights, found.column_weights)
+    again = certify(
+        W,
+        found.left,
+        found.right,
+        found.row_weights,
+        found.column_weights,
+    )
     assert_close(again.lower, exact, rtol=1e-13, atol=0)
 
 
@@ -205,7 +231,11 @@ def test_weights_from_a_coarser_matrix_save_iterations_and_no_more(kind, size, m
     exact = plain(W, math.inf, False, 1e-6)
     monkeypatch.setattr(fixed_point, "LARGE_ROUGH", 16)
     even = factorize(W, tol=1e-3)
-    for name, value in (("LARGE", 16), ("COARSEST", 8), ("SMOOTH", math.inf)):
+    for name, value in (
+        ("LARGE", 16),
+        ("COARSEST", 8),
+        ("SMOOTH", math.inf),
+    ):
         monkeypatch.setattr(fixed_point, name, value)
     found = factorize(W, tol=1e-3)
     assert found.certificate.gap <= 1e-3

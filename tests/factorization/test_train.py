@@ -25,7 +25,13 @@ from torchdp.factorization import (
 from torchdp.factorization.certificates.objective_certificate import certify_objective
 
 PRIOR = torch.tensor([0.5, 0.1, 0.1, 0.2, 0.1], dtype=torch.float64)
-PAIRS = torch.tensor([[1.0, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 1, 0, 0, 1]])
+PAIRS = torch.tensor(
+    [
+        [1.0, 1, 0, 0, 0],
+        [0, 0, 1, 1, 0],
+        [0, 1, 0, 0, 1],
+    ]
+)
 
 
 def test_a_batch_goes_as_one_by_one():
@@ -186,7 +192,12 @@ def test_guarantee_certify_objective_bounds_every_factorization(name):
         T = torch.eye(5).double() + 0.3 * normal(5, 5, seed=seed, name=b"T")
         left = torch.linalg.solve(T, W, left=False)
         right = T
-        value = squared(name, left.square().sum(1), right.square().sum(0), W)
+        value = squared(
+            name,
+            left.square().sum(1),
+            right.square().sum(0),
+            W,
+        )
         least = min(least, float(value) ** 0.5)
         columns = 3 if name == "groups" else 5
         rows = 1 if name == "p = 4" else 6
@@ -202,9 +213,27 @@ def test_what_factors_miss_is_charged():
     W = normal(6, 5)
     found = train(W, Mixed(0.3))
     weights = found.row_weights, found.column_weights
-    whole = certify_objective(W, found.left, found.right, Mixed(0.3), *weights)
-    less = certify_objective(W, 0.99 * found.left, found.right, Mixed(0.3), *weights)
-    none = certify_objective(W, 0 * found.left, found.right, Mixed(0.3), *weights)
+    whole = certify_objective(
+        W,
+        found.left,
+        found.right,
+        Mixed(0.3),
+        *weights,
+    )
+    less = certify_objective(
+        W,
+        0.99 * found.left,
+        found.right,
+        Mixed(0.3),
+        *weights,
+    )
+    none = certify_objective(
+        W,
+        0 * found.left,
+        found.right,
+        Mixed(0.3),
+        *weights,
+    )
     assert whole.gap <= 1e-5
     assert whole.upper < less.upper < none.upper
     assert less.residual == pytest.approx(0.01 * float(W.abs().max()), rel=1e-9)
@@ -291,7 +320,12 @@ def test_bands_for_users_who_come_back(p):
     """
     W = workloads.prefix(6).dense()
     groups = torch.eye(3).repeat(1, 2)
-    found = train(W, Groups(groups, p, apart=True), strategy(bands=3), tol=1e-4)
+    found = train(
+        W,
+        Groups(groups, p, apart=True),
+        strategy(bands=3),
+        tol=1e-4,
+    )
     C = found.right
     rows = torch.linalg.vector_norm(found.left.norm(dim=1), ord=p)
     moved = []

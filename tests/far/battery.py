@@ -120,7 +120,11 @@ class Side:
         batch = batch_of([made, made])
         beside = torch.stack([self.x, self.x])
         groups = torch.arange(2, device=self.device).repeat_interleave(len(self.x))
-        here.estimate(beside.flatten(0, 1), groups=groups, noise=self.noise())
+        here.estimate(
+            beside.flatten(0, 1),
+            groups=groups,
+            noise=self.noise(),
+        )
         return {
             "exact": here.exact(batch),
             "predicted_mse": here.predicted_mse(batch),

@@ -280,11 +280,25 @@ def quick(keystream):
     return one
 
 
-def _empty_strided(size, stride, dtype=None, layout=None, device=None, pin_memory=None):
+def _empty_strided(
+    size,
+    stride,
+    dtype=None,
+    layout=None,
+    device=None,
+    pin_memory=None,
+):
     return Far(torch.empty_strided(size, stride, dtype=dtype))
 
 
-def _empty(size, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
+def _empty(
+    size,
+    dtype=None,
+    layout=None,
+    device=None,
+    pin_memory=None,
+    memory_format=None,
+):
     return Far(torch.empty(size, dtype=dtype))
 
 

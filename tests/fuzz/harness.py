@@ -18,7 +18,7 @@ import torch
 
 import torchdp
 from torchdp.noise import Noise, SeededNoise
-from torchdp.protocol import Crowd, Tally
+from torchdp.protocol import Crowd, Protocol, Tally
 from torchdp.regression import SecondMoments
 from torchdp.secure.protocol import Words
 from torchdp.shuffle import ShuffledMessages
@@ -208,31 +208,41 @@ def faults(recipe, names):
     call = ast.parse(recipe, mode="eval").body
     parts = [call.func, *call.args, *(k.value for k in call.keywords)]
     parts = [compile(ast.Expression(part), "<recipe>", "eval") for part in parts]
-    titles = [f"argument {i}" for i in range(len(call.args))] + [k.arg for k in call.keywords]
+    count = len(call.args)
+    titles = [f"argument {i}" for i in range(count)] + [k.arg for k in call.keywords]
+    frozen = {}
+
+    def value_of(part, known):
+        """A protocol, or a verb of one, is made once: calibration takes far longer than a call."""
+        if part not in frozen:
+            value = eval(part, known)
+            if not isinstance(getattr(value, "__self__", value), Protocol):
+                return value
+            frozen[part] = value
+        return frozen[part]
 
     def made(place=None, other=None):
         known = names()
-        function, *values = [eval(part, known) for part in parts]
+        function, *values = [value_of(part, known) for part in parts]
         if place is not None:
             values[place] = other
 
         def called():
             given = [value() if isinstance(value, Remade) else value for value in values]
-            return function(
-                *given[: len(call.args)],
-                **dict(zip(titles[len(call.args) :], given[len(call.args) :], strict=True)),
-            )
+            named = dict(zip(titles[count:], given[count:], strict=True))
+            return function(*given[:count], **named)
 
         return called
 
     limited(made())
-    found, calls = [], 0
+    found = []
+    calls = 0
     for place, title in enumerate(titles):
         for name, other in replacements(eval(parts[1 + place], names())):
             calls += 1
             wrong = fault_of(made(place, other))
-            if wrong and not (
-                wrong == SLOW and isinstance(other, int) and other == 2**40
-            ):  # so many steps were asked for
+            # 2^40 steps were asked for: they may take their time
+            asked = wrong == SLOW and isinstance(other, int) and other == 2**40
+            if wrong and not asked:
                 found.append(f"{recipe} with {title} = {name}: {wrong}")
     return found, calls

@@ -76,7 +76,13 @@ class Fresh:
 
     @property
     def sweep(self):
-        return partial(self.found["simulate"].sweep, squared, trials=9, seed=1, block_size=9)
+        return partial(
+            self.found["simulate"].sweep,
+            squared,
+            trials=9,
+            seed=1,
+            block_size=9,
+        )
 
     @property
     def rows(self):
@@ -93,7 +99,13 @@ class Fresh:
         shares = secure.share(
             protocol.randomize(self.found["rows"]).values, 2, noise=SeededNoise(1)
         )
-        return secure.client_frames(protocol, self.session, shares, 0, [self.keys] * 2)
+        return secure.client_frames(
+            protocol,
+            self.session,
+            shares,
+            0,
+            [self.keys] * 2,
+        )
 
     @property
     def enrolled(self):
@@ -133,7 +145,12 @@ class Fresh:
             for name in ("north", "first", "second", "analyst")
         }
         party = [secure.Party(name, key[name].public, 5 * (name == "north")) for name in key]
-        session = secure.Session(self.found["sum_of_five"], party[1:3], party[:1], party[3])
+        session = secure.Session(
+            self.found["sum_of_five"],
+            party[1:3],
+            party[:1],
+            party[3],
+        )
         secure.open_session(folder, session)
         for each in key.values():
             each.join(session, session.fingerprint)
@@ -158,8 +175,22 @@ def kept():
     """The rooms, and valid arguments that nobody changes."""
     found = {room: importlib.import_module(f"torchdp.{room}") for room in ROOMS.split()}
     number = {"dtype": torch.float64}
-    W = torch.tensor([[1.0, 0.0, 0.5], [1.0, 1.0, -0.5], [0.0, 1.0, 1.0]], **number)
-    points = torch.tensor([[0.6, 0.0], [0.0, -0.5], [0.3, 0.3]], **number)
+    W = torch.tensor(
+        [
+            [1.0, 0.0, 0.5],
+            [1.0, 1.0, -0.5],
+            [0.0, 1.0, 1.0],
+        ],
+        **number,
+    )
+    points = torch.tensor(
+        [
+            [0.6, 0.0],
+            [0.0, -0.5],
+            [0.3, 0.3],
+        ],
+        **number,
+    )
     polytope = found["domains"].Polytope(points)
     rows = torch.cat([points, torch.tensor([[0.1, 0.2], [0.2, 0.1]], **number)])
     gaussian = found["density"].GaussianFourier(2, 1.0)

@@ -150,6 +150,10 @@ def test_guarantee_nothing_hangs_on_tensors_that_whoever_gave_them_can_still_edi
 
 
 def test_raw_errors_and_silent_nans_are_seen():
-    raw = {"first": lambda x: x.shape[0] + 1, "root": lambda x: x.sqrt(), "W": recipes.names()["W"]}
+    raw = {
+        "first": lambda x: x.shape[0] + 1,
+        "root": lambda x: x.sqrt(),
+        "W": recipes.names()["W"],
+    }
     assert len(harness.faults("first(W)", lambda: raw)[0]) >= 5
     assert any("NaN" in fault for fault in harness.faults("root(W.abs())", lambda: raw)[0])

@@ -17,7 +17,11 @@ HEAD, *SECTIONS = (HERE / "refusals.txt").read_text().split("\n# ")
 
 
 def names():
-    tools = {"t": torch.tensor, "d": partial(torch.tensor, dtype=torch.float64), "nan": math.nan}
+    tools = {
+        "t": torch.tensor,
+        "d": partial(torch.tensor, dtype=torch.float64),
+        "nan": math.nan,
+    }
     rooms = {
         "of": lambda room: importlib.import_module(f"torchdp.{room}"),
         "replace": dataclasses.replace,

@@ -47,7 +47,16 @@ def message(*arguments):
 
 
 @pytest.mark.parametrize("norm", [0.0, 0.3, 0.999999, 1.0])
-@pytest.mark.parametrize("shape", [((), 1), ((1,), 1), ((63,), 2), ((1000,), 7), ((3, 5), 63)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ((), 1),
+        ((1,), 1),
+        ((63,), 2),
+        ((1000,), 7),
+        ((3, 5), 63),
+    ],
+)
 def test_the_message_is_the_theorem_with_a_coordinate_dropped(shape, norm):
     arguments = inputs(*shape, norm)
     # On the sphere the height is the root of a rounding error; it moves the result by as little.
@@ -72,5 +81,11 @@ def test_points_outside_are_projected_onto_the_ball_and_inputs_left_alone():
 def test_a_vanishing_remainder_stays_finite():
     """Normals exactly along u leave no direction across it: no NaN, what is left is T u."""
     points, _, lift, along, across = inputs((10,), 3, 1.0)
-    still = message(points, torch.zeros_like(points), torch.zeros_like(lift), along, across)
+    still = message(
+        points,
+        torch.zeros_like(points),
+        torch.zeros_like(lift),
+        along,
+        across,
+    )
     assert_close(still, along[:, None] * points / SCALE)

@@ -55,9 +55,24 @@ def test_known_answers_of_rfc_8439(name):
 
 
 @pytest.mark.parametrize(
-    ("first", "blocks"), [(0, 1), (7, 63), (2**32 - 3, 5), (2**62, 3), (5, 0), (1, 4099)]
+    ("first", "blocks"),
+    [
+        (0, 1),
+        (7, 63),
+        (2**32 - 3, 5),
+        (2**62, 3),
+        (5, 0),
+        (1, 4099),
+    ],
 )
-@pytest.mark.parametrize("nonce", [(0, 0), (1, 2**32 - 1), (2**31, 9)])
+@pytest.mark.parametrize(
+    "nonce",
+    [
+        (0, 0),
+        (1, 2**32 - 1),
+        (2**31, 9),
+    ],
+)
 def test_every_path_on_a_cpu_gives_the_same_words(first, blocks, nonce):
     pytest.importorskip("cryptography")
     from torchdp.kernels.chacha import library

@@ -41,14 +41,33 @@ def step(
     """
     size = state.shape[1] if size is None else size
     running = len(state) - sum(2 for slot in slots if slot >= 0)
-    gains = torch.linspace(-0.5, 0.3, len(state), dtype=dtype, device=device)
+    gains = torch.linspace(
+        -0.5,
+        0.3,
+        len(state),
+        dtype=dtype,
+        device=device,
+    )
     total = torch.arange(size, dtype=dtype, device=device)
     numbers = torch.tensor([0.8, 1.7, -0.6, 0.3][: draws + 1], dtype=torch.float64, device=device)
     lags = torch.tensor([0, 2, 5][:draws], dtype=torch.int32, device=device)
     kept = state.to(device=device, dtype=dtype, copy=True)
     out = torch.empty_like(total)
-    now = Step(gains, gains[:running] / 3, numbers, lags, slots)
-    form((out, kept), total, now, KEY.to(device), at, first)
+    now = Step(
+        gains,
+        gains[:running] / 3,
+        numbers,
+        lags,
+        slots,
+    )
+    form(
+        (out, kept),
+        total,
+        now,
+        KEY.to(device),
+        at,
+        first,
+    )
     return out, kept
 
 
@@ -90,7 +109,15 @@ def test_guarantee_the_tail_has_126_bits(monkeypatch):
 
 
 @pytest.mark.parametrize("draws", [1, 2])
-@pytest.mark.parametrize("slots", [(-1, -1), (3, -1), (-1, 2), (3, 4)])
+@pytest.mark.parametrize(
+    "slots",
+    [
+        (-1, -1),
+        (3, -1),
+        (-1, 2),
+        (3, 4),
+    ],
+)
 def test_what_is_written(slots, draws):
     state = torch.arange(24).view(6, 4).double()
     out, kept = step(state, slots=slots, draws=draws)
@@ -142,7 +169,15 @@ def test_both_forms_agree(device, memory, size, first, slots, dtype, draws):
     state = wide[:, size:].double()
     given = {"at": 9, "dtype": dtype, "draws": draws}
     wanted = step(state, first, size, slots, **given)
-    found = step(state, first, size, slots, device=device, form=fused.add, **given)
+    found = step(
+        state,
+        first,
+        size,
+        slots,
+        device=device,
+        form=fused.add,
+        **given,
+    )
     close = (
         {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-11, "atol": 1e-12}
     )

@@ -174,7 +174,11 @@ def test_the_result_of_a_trial_lies_in_memory_that_held_something_else(auto, mon
 
 
 def test_sums_are_drawn_from_a_key_on_cuda_and_where_fused_is_asked_for(monkeypatch):
-    for chosen, here in (("auto", False), ("reference", False), ("fused", True)):
+    for chosen, here in (
+        ("auto", False),
+        ("reference", False),
+        ("fused", True),
+    ):
         monkeypatch.setenv("TORCHDP_KERNELS", chosen)
         assert dispatch.keyed("cuda:1")
         assert dispatch.keyed(CPU) == here

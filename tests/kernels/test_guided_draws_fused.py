@@ -35,7 +35,12 @@ def test_open_draws_are_found_in_their_order_wherever_they_lie(device):
     """
     size = 2 * fused.DRAWS + 5
     ends = torch.tensor([0, fused.DRAWS - 1, fused.DRAWS, size - 1])
-    for open_ones in (torch.arange(size), torch.arange(0), ends, torch.arange(7, size, 611)):
+    for open_ones in (
+        torch.arange(size),
+        torch.arange(0),
+        ends,
+        torch.arange(7, size, 611),
+    ):
         numbers = torch.arange(2**16)
         cells = numbers.to(torch.int16).masked_fill_(numbers == 2**15, 5)
         parts = torch.arange(size).remainder(2**15).to(torch.int16)

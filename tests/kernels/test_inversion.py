@@ -24,12 +24,20 @@ def make_exact_laws():
     with localcontext() as context:
         context.prec = 90
         # the longest starts above 0
-        for mean, length in ((1e-9, 9), (0.75, 60), (110.0, 400)):
+        for mean, length in (
+            (1e-9, 9),
+            (0.75, 60),
+            (110.0, 400),
+        ):
             masses = [(-Decimal(mean)).exp()]
             for k in range(1, length):
                 masses.append(masses[-1] * Decimal(mean) / k)
             yield inversion.poisson(mean), [Fraction(mass) for mass in masses]
-        for ratio, length in ((1e-6, 12), (0.5, 150), (0.7, 300)):
+        for ratio, length in (
+            (1e-6, 12),
+            (0.5, 150),
+            (0.7, 300),
+        ):
             p = Decimal(ratio)
             whole = -(1 - p).ln()
             masses = [p**k / (k * whole) for k in range(1, length)]

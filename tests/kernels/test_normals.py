@@ -14,8 +14,21 @@ ALPHA = 1e-6
 TYPES = [torch.float32, torch.float64]
 
 
-def draws(key=1, size=40_000, width=6, dtype=torch.float32, first=0, stream=0):
-    return normals.normals(key, torch.arange(first, first + size), width, dtype, stream=stream)
+def draws(
+    key=1,
+    size=40_000,
+    width=6,
+    dtype=torch.float32,
+    first=0,
+    stream=0,
+):
+    return normals.normals(
+        key,
+        torch.arange(first, first + size),
+        width,
+        dtype,
+        stream=stream,
+    )
 
 
 @pytest.mark.parametrize("dtype", TYPES)

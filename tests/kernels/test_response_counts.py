@@ -13,7 +13,14 @@ from torchdp.kernels.response_counts import reference
 
 # numbers that a user may draw
 WORDS = 2**63
-CASES = [(2, 0.1), (3, 1.0), (5, 8.0), (8, 20.0), (3, 700.0), (1000, 0.5)]
+CASES = [
+    (2, 0.1),
+    (3, 1.0),
+    (5, 8.0),
+    (8, 20.0),
+    (3, 700.0),
+    (1000, 0.5),
+]
 
 
 def exact_step(k, epsilon):

@@ -39,7 +39,13 @@ def test_bits_are_one_as_often_as_the_cosine_says_in_every_wave_and_repeat(shift
     x = torch.zeros(n, 1)
     frequencies = torch.zeros(1, features)
     phases = torch.tensor([[shift], [shift + 0.05]]).repeat(1, features)
-    counts = rounded_features.rounded_counts(x, frequencies, phases, key=5, repeats=2)
+    counts = rounded_features.rounded_counts(
+        x,
+        frequencies,
+        phases,
+        key=5,
+        repeats=2,
+    )
     cosine = torch.cos(2 * math.pi * phases.double())
     chance = (1 + cosine).mT.flatten() / 2
     variance = n * chance * (1 - chance)
@@ -51,13 +57,26 @@ def test_bits_are_one_as_often_as_the_cosine_says_in_every_wave_and_repeat(shift
 
 def test_bits_belong_to_users_and_parts_add_up():
     x, frequencies, phases = inputs(101, waves=2)
-    whole = rounded_features.rounded_counts(x, frequencies, phases, key=9, repeats=2)
+    whole = rounded_features.rounded_counts(
+        x,
+        frequencies,
+        phases,
+        key=9,
+        repeats=2,
+    )
     some = [
         rounded_features.rounded_counts(x[part], frequencies, phases, key=9, first=start, repeats=2)
         for part, start in ((slice(0, 40), 0), (slice(40, 101), 40))
     ]
     assert torch.equal(whole, some[0] + some[1])
-    again = rounded_features.rounded_counts(x[40:], frequencies, phases, key=9, first=0, repeats=2)
+    again = rounded_features.rounded_counts(
+        x[40:],
+        frequencies,
+        phases,
+        key=9,
+        first=0,
+        repeats=2,
+    )
     assert not torch.equal(again, some[1])
     assert torch.equal(
         whole[0].sum(), reference.rounded_bits(x, frequencies, phases, 9, 0, 0).sum()

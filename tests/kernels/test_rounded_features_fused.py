@@ -15,7 +15,15 @@ from torchdp.kernels.rounded_features import fused  # noqa: E402
 COSINE = 4e-7
 
 
-def inputs(n, d, features, waves, device, seed, dyadic=False):
+def inputs(
+    n,
+    d,
+    features,
+    waves,
+    device,
+    seed,
+    dyadic=False,
+):
     """(x, frequencies, phases). dyadic: small multiples of powers of two, whose products add up
     without rounding.
     """
@@ -41,12 +49,22 @@ def turns_error(x, frequencies, waves):
 def margins(x, frequencies, phases, key, first, repeat):
     """|u - (1 + cos)/2| of each bit of the reference."""
     user = first + torch.arange(len(x), device=x.device)
-    random = reference.integers(key, user, frequencies.shape[1], len(phases), repeat)
+    random = reference.integers(
+        key,
+        user,
+        frequencies.shape[1],
+        len(phases),
+        repeat,
+    )
     levels = reference.levels(reference.turns(x, frequencies, phases))
     return (random - levels).abs().double() / 2**32
 
 
-SIZES = [(1, 1, 1, 1), (63, 5, 63, 2), (130, 40, 131, 1)]
+SIZES = [
+    (1, 1, 1, 1),
+    (63, 5, 63, 2),
+    (130, 40, 131, 1),
+]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -79,7 +97,15 @@ def test_signs_differ_only_where_the_cosine_vanishes(device, size):
 
 
 def test_counts_from_strided_inputs(device):
-    x, frequencies, phases = inputs(150, 6, 9, 2, device, seed=1, dyadic=True)
+    x, frequencies, phases = inputs(
+        150,
+        6,
+        9,
+        2,
+        device,
+        seed=1,
+        dyadic=True,
+    )
     wide = torch.full((150, 13), torch.nan, device=device)
     wide[:, ::2][:, :6] = x
     strided = wide[:, ::2][:, :6], frequencies.mT.contiguous().mT, phases.mT.contiguous().mT

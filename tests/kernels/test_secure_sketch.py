@@ -15,7 +15,14 @@ from torchdp.noise import SeededNoise
 DTYPES = {32: torch.int32, 64: torch.int64}
 
 
-def problem(n, s, d, m, seed=0, unit=2.0**20):
+def problem(
+    n,
+    s,
+    d,
+    m,
+    seed=0,
+    unit=2.0**20,
+):
     """values, rows, signs, units."""
     g = torch.Generator().manual_seed(seed)
     rows = torch.rand(m, n, generator=g).argsort(0)[:s]
@@ -44,7 +51,16 @@ def test_words_are_those_computed_one_by_one(bits, first):
     A, rows, signs, units = problem(n, s, d, m)
     key = new_key()
     G = normals(key, first * s * d, n * s * d).view(n, s, d).tolist()
-    found = secure_sketch.words(A, rows, signs, units, key, first, scale, DTYPES[bits])
+    found = secure_sketch.words(
+        A,
+        rows,
+        signs,
+        units,
+        key,
+        first,
+        scale,
+        DTYPES[bits],
+    )
     for i, c, ell in itertools.product(range(n), range(s), range(d)):
         noise = round(float(units[rows[c, i]]) * G[i][c][ell])
         value = math.trunc(float(A[i, ell]) * scale)
@@ -54,7 +70,14 @@ def test_words_are_those_computed_one_by_one(bits, first):
 
 @pytest.mark.parametrize("dtype", DTYPES.values())
 @pytest.mark.parametrize(
-    ("count", "m", "d"), [(0, 3, 2), (1, 1, 1), (2, 5, 3), (500, 7, 10), (64, 64, 1)]
+    ("count", "m", "d"),
+    [
+        (0, 3, 2),
+        (1, 1, 1),
+        (2, 5, 3),
+        (500, 7, 10),
+        (64, 64, 1),
+    ],
 )
 def test_rows_add_up_modulo_the_ring_as_index_add_does(dtype, count, m, d):
     g = torch.Generator().manual_seed(count)

@@ -32,7 +32,15 @@ def counter(size):
     return run
 
 
-@pytest.mark.parametrize("call", [one_and_many(1), one_and_many(3), counter(1), counter(5)])
+@pytest.mark.parametrize(
+    "call",
+    [
+        one_and_many(1),
+        one_and_many(3),
+        counter(1),
+        counter(5),
+    ],
+)
 def test_a_call_of_one_runs_fused_and_agrees(device, monkeypatch, call):
     if device.type != "cpu":
         pytest.skip("planned for Triton's interpreter")
@@ -60,4 +68,11 @@ def test_strided_tensors_are_refused_where_only_their_address_is_passed():
     wide = torch.zeros(16).double()
     state = torch.zeros(1, 8).double()
     with pytest.raises(ValueError, match="total must be contiguous"):
-        correlated_noise.add((wide[:8], state), wide[::2], now, key, 0, 0)
+        correlated_noise.add(
+            (wide[:8], state),
+            wide[::2],
+            now,
+            key,
+            0,
+            0,
+        )

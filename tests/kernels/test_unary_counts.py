@@ -26,7 +26,12 @@ def digits_of(key, user, column, count):
     """The first binary digits of the uniform number behind one bit, as integer."""
     number = 0
     for stream in range(-(-count // 4)):
-        for word in philox.words(key, torch.tensor(user // 32), torch.tensor(column), stream):
+        for word in philox.words(
+            key,
+            torch.tensor(user // 32),
+            torch.tensor(column),
+            stream,
+        ):
             number = 2 * number + 1 - (int(word) >> user % 32 & 1)
     return number >> -count % 4
 
@@ -58,13 +63,35 @@ def test_tallies_are_sums_of_messages_and_add_up(first, n, monkeypatch):
     assert messages.shape == (n, k)
     for i in range(n):
         assert torch.equal(
-            messages[i : i + 1], reference.messages(x[i : i + 1], k, lost, off, 3, first + i)
+            messages[i : i + 1],
+            reference.messages(
+                x[i : i + 1],
+                k,
+                lost,
+                off,
+                3,
+                first + i,
+            ),
         )
     total = unary_counts.tally(x, k, lost, off, 3, first)
     assert total.tolist() == [*messages.sum(0).tolist(), n]
     for cut in (0, 1, n // 2):
-        one = unary_counts.tally(x[:cut], k, lost, off, 3, first)
-        two = unary_counts.tally(x[cut:], k, lost, off, 3, first + cut)
+        one = unary_counts.tally(
+            x[:cut],
+            k,
+            lost,
+            off,
+            3,
+            first,
+        )
+        two = unary_counts.tally(
+            x[cut:],
+            k,
+            lost,
+            off,
+            3,
+            first + cut,
+        )
         assert torch.equal(one + two, total)
 
 

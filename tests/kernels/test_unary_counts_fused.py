@@ -19,7 +19,12 @@ SURE = (1.0, 1 / (math.exp(350) + 1))
 @pytest.mark.parametrize("n", [1, 63])
 @pytest.mark.parametrize("first", [0, 2**33 + 45])
 @pytest.mark.parametrize(
-    ("k", "key", "chances"), [(2, 0, OUE), (3, 2**63 - 1, SURE), (33, -(2**63), SUE)]
+    ("k", "key", "chances"),
+    [
+        (2, 0, OUE),
+        (3, 2**63 - 1, SURE),
+        (33, -(2**63), SUE),
+    ],
 )
 def test_both_paths_give_the_same_tally(device, k, key, chances, first, n):
     x = (torch.arange(n) ** 2 % k).to(device)
@@ -36,7 +41,14 @@ def wide(monkeypatch):
 
 
 @pytest.mark.parametrize("first", [1, 2**33 + 45])
-@pytest.mark.parametrize(("k", "key", "chances"), [(16, 9, SUE), (70, -1, OUE), (65, 3, SURE)])
+@pytest.mark.parametrize(
+    ("k", "key", "chances"),
+    [
+        (16, 9, SUE),
+        (70, -1, OUE),
+        (65, 3, SURE),
+    ],
+)
 def test_both_paths_give_the_same_tally_of_many_users(device, wide, k, key, chances, first):
     x = (torch.arange(300) ** 2 % k).to(device)
     wanted = reference.tally(x, k, *chances, key, first)
@@ -69,7 +81,11 @@ def test_programs_that_take_many_steps_and_share_counters_count_the_same(device,
     # a group of users a block: three blocks
     monkeypatch.setattr(fused, "WORDS", 32)
     monkeypatch.setattr(fused, "USERS", 32)
-    for programs, cells in ((1, 1), (3, 42), (7, 2**16)):
+    for programs, cells in (
+        (1, 1),
+        (3, 42),
+        (7, 2**16),
+    ):
         monkeypatch.setattr(fused, "PROGRAMS", programs)
         monkeypatch.setattr(fused, "CELLS", cells)
         assert torch.equal(fused.tally(x, 20, 0.5, 0.3, 5, 3), wanted)

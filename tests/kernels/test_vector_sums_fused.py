@@ -9,14 +9,25 @@ triton = pytest.importorskip("triton")
 from torchdp.kernels.privunit import fused as privunit_fused  # noqa: E402
 
 CAP = {"radius": 2.0, "mean": 0.7}
-CASES = [([1], 1), ([1], 19), ([63], 6), ([0, 1, 3, 0, 9], 19), ([130, 0, 70], 2)]
+CASES = [
+    ([1], 1),
+    ([1], 19),
+    ([63], 6),
+    ([0, 1, 3, 0, 9], 19),
+    ([130, 0, 70], 2),
+]
 
 
 def setting(counts, dim, dtype, device, seed=0):
     """(points, counts, (g0, T, sqrt(1 - T^2)))."""
     generator = torch.Generator().manual_seed(seed)
     counts = torch.tensor(counts)
-    points = torch.randn(len(counts), dim, dtype=torch.float64, generator=generator)
+    points = torch.randn(
+        len(counts),
+        dim,
+        dtype=torch.float64,
+        generator=generator,
+    )
     points *= (
         2
         * torch.rand(len(counts), 1, dtype=torch.float64, generator=generator)
@@ -40,8 +51,22 @@ def test_sums_agree_to_rounding(device, counts, dim, dtype, monkeypatch):
     first = 2**33 + 5
     # messages of a few units each
     bound = 200 * torch.finfo(dtype).eps * float(counts.sum())
-    ours = privunit_fused.sums(points, counts, *draws, key, first, **CAP)
-    wanted = privunit.reference.sums(points, counts, *draws, key, first, **CAP)
+    ours = privunit_fused.sums(
+        points,
+        counts,
+        *draws,
+        key,
+        first,
+        **CAP,
+    )
+    wanted = privunit.reference.sums(
+        points,
+        counts,
+        *draws,
+        key,
+        first,
+        **CAP,
+    )
     assert ours.dtype == torch.float64
     # lengths across u may be short
     assert (ours - wanted).abs().max() < bound * 100

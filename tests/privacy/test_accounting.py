@@ -115,7 +115,11 @@ def tilted_delta(pmf, instances, epsilon):
 
     # where the tilted mean is epsilon; e^700 is nearly the largest float
     steepest = 700 / np.ptp(losses)
-    tilt = brentq(lambda t: instances * law(t)[0] @ losses - epsilon, -steepest, steepest)
+    tilt = brentq(
+        lambda t: instances * law(t)[0] @ losses - epsilon,
+        -steepest,
+        steepest,
+    )
     q, log = law(tilt)
     mean = q @ index
     deviation = math.sqrt(instances * (q @ index**2 - mean**2))
@@ -153,7 +157,11 @@ def test_next_to_no_noise_is_next_to_no_privacy():
     assert composed_delta([gaussian_profile(1e-3)] * 2, 3, 1.0) == 1
     assert composed_epsilon([gaussian_profile(1e-3)] * 2, 3, 1e-3) == math.inf
     # the losses span many scales
-    rare = pair_profile(np.array([1e-5, 1 - 1e-5]), np.array([600.0, -1e-5]), 0.0)
+    rare = pair_profile(
+        np.array([1e-5, 1 - 1e-5]),
+        np.array([600.0, -1e-5]),
+        0.0,
+    )
     assert 1e-5 <= composed_delta([rare], 10, 1.0) <= 1.1e-4
 
 

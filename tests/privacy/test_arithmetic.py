@@ -19,7 +19,12 @@ INTEGER = (
     randomizers.HadamardResponse(4, 1.0),
     randomizers.OptimizedUnaryEncoding(4, 1.0),
     randomizers.SymmetricUnaryEncoding(4, 1.0),
-    randomizers.ShiftStrategy(torch.eye(4).bool(), torch.ones(4), 4, 1.0),
+    randomizers.ShiftStrategy(
+        torch.eye(4).bool(),
+        torch.ones(4),
+        4,
+        1.0,
+    ),
     randomizers.StrategyMatrix(torch.tensor([[0.7, 0.3], [0.3, 0.7]], dtype=torch.float64)),
     randomizers.DuchiJordanWainwright(1, 1.0),
 )
@@ -60,7 +65,15 @@ def test_the_client_decides():
 
 
 def of(arithmetic):
-    return Guarantee(1.0, 0.0, Model.LOCAL, Neighbours.REPLACE_ONE, True, "a theorem", arithmetic)
+    return Guarantee(
+        1.0,
+        0.0,
+        Model.LOCAL,
+        Neighbours.REPLACE_ONE,
+        True,
+        "a theorem",
+        arithmetic,
+    )
 
 
 def test_together_they_speak_of_what_the_weakest_speaks_of():

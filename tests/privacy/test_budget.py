@@ -38,7 +38,11 @@ def test_sums_are_spent_to_the_end_and_no_further():
         left = budget.spend(asked(1 / 3, 1e-6 / 3))
     assert left == budget.left
     assert (left.epsilon, left.delta) == pytest.approx((0.0, 0.0), abs=1e-15)
-    for more in (asked(1e-8), asked(0.0, 1e-14), asked(1.0)):
+    for more in (
+        asked(1e-8),
+        asked(0.0, 1e-14),
+        asked(1.0),
+    ):
         with pytest.raises(ValueError, match=r"more than the budget has left.*left: .*epsilon = "):
             budget.spend(more)
     # nothing costs nothing

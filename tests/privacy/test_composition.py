@@ -41,7 +41,15 @@ def gaussian_delta(mu, epsilon):
         return mpmath.ncdf(mu / 2 - epsilon / mu) - mpmath.exp(epsilon) * low
 
 
-@pytest.mark.parametrize("mus", [(0.5, 0.5), (0.3, 1.2, 0.4), (1e-3, 4.0), (0.05,) * 400])
+@pytest.mark.parametrize(
+    "mus",
+    [
+        (0.5, 0.5),
+        (0.3, 1.2, 0.4),
+        (1e-3, 4.0),
+        (0.05,) * 400,
+    ],
+)
 def test_guarantee_gaussian_noise_composes_to_gaussian_noise(mus):
     parts = [normal(mu, 1e-6 / len(mus)) for mu in mus]
     total = compose(parts)
@@ -61,7 +69,12 @@ def test_guarantee_gaussian_noise_composes_to_gaussian_noise(mus):
 
 
 def test_gaussian_noise_beside_others_counts_once():
-    parts = [normal(0.5), pure(0.7, 1e-6), normal(0.5), pure(0.2)]
+    parts = [
+        normal(0.5),
+        pure(0.7, 1e-6),
+        normal(0.5),
+        pure(0.2),
+    ]
     total = compose(parts)
     together = compose([parts[0], parts[2]])
     assert total.epsilon == pytest.approx(together.epsilon + 0.9, rel=1e-14)
@@ -72,7 +85,13 @@ def test_gaussian_noise_beside_others_counts_once():
 
 @pytest.mark.parametrize("delta", [1e-8, 1e-3])
 @pytest.mark.parametrize(
-    ("each", "mu", "times"), [(0.5, 0.6, 1), (0.1, 0.2, 20), (2.0, 0.05, 3), (0.01, 3.0, 4)]
+    ("each", "mu", "times"),
+    [
+        (0.5, 0.6, 1),
+        (0.1, 0.2, 20),
+        (2.0, 0.05, 3),
+        (0.01, 3.0, 4),
+    ],
 )
 def test_guarantee_mixtures_keep_delta_and_waste_little(each, mu, times, delta):
     likely = 1 / (1 + math.exp(-each))
@@ -221,7 +240,13 @@ def carriers():
     factored = queries.FactoredQueries.of(W, factorization.factorize(W))
     yield queries.CentralFactorization(factored, 0.7, 1e-5)
     yield randomizers.GaussianVector(3, 0.7, 2.5, delta=1e-5)
-    yield secure.SecureSketch(sketching.ones(5), 2, 1.5, 0.7, 1e-5)
+    yield secure.SecureSketch(
+        sketching.ones(5),
+        2,
+        1.5,
+        0.7,
+        1e-5,
+    )
     yield regression.SecureHistogram(5, 3, 0.7, 1e-5, corrupt=1)
     yield regression.LocalRows(2, 1.5, 0.7, 1e-5)
 

@@ -153,8 +153,19 @@ def test_the_ends_of_one_number_are_those_of_a_batch():
         (1.0, 1e-6, 1e-20),
         (1.0, 1e-6, 1e-3),
     ]
-    logs = [(1e-3, 0.0), (1e9, 0.0), (1.0, 1e6), (1e160, 1e3), (1e-160, 1.0)]
-    sigmas = [(1e-9, 1e-300), (1e6, 1e-6), (1e-6, 1 - 1e-12), (1.0, 1e-6, 1e140)]
+    logs = [
+        (1e-3, 0.0),
+        (1e9, 0.0),
+        (1.0, 1e6),
+        (1e160, 1e3),
+        (1e-160, 1.0),
+    ]
+    sigmas = [
+        (1e-9, 1e-300),
+        (1e6, 1e-6),
+        (1e-6, 1 - 1e-12),
+        (1.0, 1e-6, 1e140),
+    ]
     ends = {gaussian_epsilon: epsilons, gaussian_log_delta: logs, gaussian_sigma: sigmas}
     for function, rows in ends.items():
         for row in rows:

@@ -50,7 +50,11 @@ def test_guarantee_the_answer_is_safe_and_a_little_less_is_not(kind):
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_batch_is_its_loop_over_floats(kind):
     some = AT[::30]
-    found = root(lambda x: HOSTILE[kind](x, some), torch.full_like(some, -1.0), 1.0)
+    found = root(
+        lambda x: HOSTILE[kind](x, some),
+        torch.full_like(some, -1.0),
+        1.0,
+    )
     alone = []
     for at in some:
 
@@ -79,7 +83,12 @@ def test_ends_that_may_not_move_and_functions_without_a_root():
     assert math.isnan(root(lambda x: math.nan, 0.0, 1.0))
     far = torch.tensor([0.5, 3.0], dtype=torch.float64)
     # float32 ends are widened
-    found = root(lambda x: far - x, torch.zeros(2), 1.0, grow=(True, False))
+    found = root(
+        lambda x: far - x,
+        torch.zeros(2),
+        1.0,
+        grow=(True, False),
+    )
     assert found[0] == 0.5
     assert math.isnan(found[1])
 

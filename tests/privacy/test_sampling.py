@@ -12,7 +12,12 @@ from scipy.stats import norm
 
 from torchdp.privacy import gaussian_sigma, sampled_guarantee, sampled_multiplier, sampling
 
-CASES = [(0.05, 1, 1.0), (0.3, 1, 0.5), (0.02, 40, 0.8), (0.5, 6, 2.0)]
+CASES = [
+    (0.05, 1, 1.0),
+    (0.3, 1, 0.5),
+    (0.02, 40, 0.8),
+    (0.5, 6, 2.0),
+]
 
 
 def curve(chance, multiplier, epsilon):
@@ -39,7 +44,13 @@ def curve(chance, multiplier, epsilon):
 
 @pytest.mark.parametrize(
     ("chance", "delta", "multiplier"),
-    [(0.05, 1e-3, 0.7), (0.3, 1e-6, 0.7), (0.9, 1e-5, 0.7), (1e-3, 1e-5, 0.7), (0.05, 1e-6, 400.0)],
+    [
+        (0.05, 1e-3, 0.7),
+        (0.3, 1e-6, 0.7),
+        (0.9, 1e-5, 0.7),
+        (1e-3, 1e-5, 0.7),
+        (0.05, 1e-6, 400.0),
+    ],
 )
 def test_guarantee_one_sum_has_its_curve(chance, delta, multiplier):
     """Also where the loss is far below a thousandth."""
@@ -149,7 +160,13 @@ def test_sums_whose_noise_would_not_hide_all_users_are_followed():
 
 
 @pytest.mark.parametrize(
-    ("chance", "times"), [(0.01, 1000), (50 / 1500, 120), (1024 / 1e6, 2929), (0.001, 5000)]
+    ("chance", "times"),
+    [
+        (0.01, 1000),
+        (50 / 1500, 120),
+        (1024 / 1e6, 2929),
+        (0.001, 5000),
+    ],
 )
 def test_at_small_epsilon_noise_is_within_a_thousandth_of_a_fine_grid_s(chance, times):
     """A thousandth less noise has epsilon above .1 by dp_accounting at a twentieth of the grid."""

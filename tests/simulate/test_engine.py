@@ -15,7 +15,13 @@ from torchdp.simulate import Moments, Trial, run, sweep
 from torchdp.simulate.moments import merge
 from torchdp.simulate.streams import block_generator, canonical, digest
 
-CONFIG = {"n": 100, "eps": 0.5, "name": "é", "flag": True, "list": [1, None]}
+CONFIG = {
+    "n": 100,
+    "eps": 0.5,
+    "name": "é",
+    "flag": True,
+    "list": [1, None],
+}
 THREADS = ThreadPoolExecutor(1)
 
 
@@ -59,7 +65,13 @@ def test_non_finite_samples_name_the_block(bad):
 
     assert run(trial, 20, 5, config={"n": 3}, block_size=10).blocks == 2
     with pytest.raises(ValueError, match=r'block 2 of seed 5, config \{"n":3\}.*NaN or infinite'):
-        run(trial, 30, 5, config={"n": 3}, block_size=10)
+        run(
+            trial,
+            30,
+            5,
+            config={"n": 3},
+            block_size=10,
+        )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +112,13 @@ def test_target_stops_at_the_first_block_that_meets_it():
 
 
 def test_a_mean_of_zero_never_stops_early():
-    result = run(lambda g, size: torch.zeros(size), 50, 0, block_size=10, target_relative_ci=0.5)
+    result = run(
+        lambda g, size: torch.zeros(size),
+        50,
+        0,
+        block_size=10,
+        target_relative_ci=0.5,
+    )
     assert (result.blocks, result.reached_target) == (5, False)
 
 
@@ -173,7 +191,14 @@ def test_threads_do_not_change_a_bit():
 
 
 @pytest.mark.parametrize(
-    ("hits", "count"), [(0, 5), (5, 5), (1, 40), (190, 200), (99_000, 100_000)]
+    ("hits", "count"),
+    [
+        (0, 5),
+        (5, 5),
+        (1, 40),
+        (190, 200),
+        (99_000, 100_000),
+    ],
 )
 def test_a_share_has_the_exact_binomial_interval(hits, count):
     """Whatever the blocks; the chance of as many hits or more is half of the rest at the lower
@@ -226,7 +251,17 @@ def test_streams_are_separate():
 
 
 @pytest.mark.parametrize(
-    "value", [(1,), {"a": 1}, torch.tensor(1.0), np.int64(1), np.zeros(2), b"x", [1, (2,)], 1j]
+    "value",
+    [
+        (1,),
+        {"a": 1},
+        torch.tensor(1.0),
+        np.int64(1),
+        np.zeros(2),
+        b"x",
+        [1, (2,)],
+        1j,
+    ],
 )
 def test_other_values_are_refused_by_name(value):
     with pytest.raises(TypeError, match=r"config\['key'\]"):

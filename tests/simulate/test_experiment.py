@@ -67,7 +67,12 @@ def test_fields_are_options(tmp_path, capsys):
 
 def test_what_is_written_is_read_back_and_drawn(tmp_path, capsys):
     drawn = []
-    each = Experiment(measure, Config(), Config(), lambda tables: drawn.append(tables) or {})
+    each = Experiment(
+        measure,
+        Config(),
+        Config(),
+        lambda tables: drawn.append(tables) or {},
+    )
     tables = each.run(Config(), tmp_path)
     rows = [{"name": "x" * size, "size": size, "value": size / 3, "none": None} for size in (1, 2)]
     assert tables == drawn[0] == {"table": rows}
@@ -98,10 +103,18 @@ def test_a_killed_run_goes_on(tmp_path):
         calls.append(n)
         return {"value": n / 7}
 
-    for sizes in ((1, 2), (1, 2, 3), (1, 2, 3, 4)):
+    for sizes in (
+        (1, 2),
+        (1, 2, 3),
+        (1, 2, 3, 4),
+    ):
         report = Report(tmp_path)
         for n in sizes:
-            report.once("table", {"n": n, "word": "a, b"}, lambda n=n: value(n))
+            report.once(
+                "table",
+                {"n": n, "word": "a, b"},
+                lambda n=n: value(n),
+            )
         with (tmp_path / "table.csv").open("a") as file:
             # killed while it wrote
             file.write('4,"a, b",0.57')

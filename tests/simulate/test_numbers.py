@@ -60,7 +60,13 @@ def test_blocks_of_other_numbers_are_refused_and_not_stored(tmp_path):
     ):
         sweep(changing, GRID, store=store, **SETTINGS)
     assert len(trials.block_lines(store)) == 2
-    found = sweep(changing, GRID, store=store, on_error=OnError.GO_ON, **SETTINGS)
+    found = sweep(
+        changing,
+        GRID,
+        store=store,
+        on_error=OnError.GO_ON,
+        **SETTINGS,
+    )
     assert all("same numbers" in row.error and row.moments.count == 200 for row in found)
     assert load(store).skipped == 0
     with pytest.raises(ValueError, match="same numbers"):

@@ -20,11 +20,20 @@ import torchdp
 from torchdp.simulate import Moments, merge, sweep
 from torchdp.simulate.store import Claims, Record, append, load
 
-CONFIG = {"n": 100, "eps": 0.1, "name": "é\n", "list": [1, None, True]}
+CONFIG = {
+    "n": 100,
+    "eps": 0.1,
+    "name": "é\n",
+    "list": [1, None, True],
+}
 
 
 def numbers(samples: torch.Tensor) -> dict[str, Moments]:
-    return {"z": Moments.of(samples), "a share": Moments.of(samples > 0.5), "none": Moments()}
+    return {
+        "z": Moments.of(samples),
+        "a share": Moments.of(samples > 0.5),
+        "none": Moments(),
+    }
 
 
 def record(block: int) -> Record:
@@ -210,7 +219,13 @@ def test_a_sweep_waits_for_blocks_in_other_hands_and_does_those_of_the_dead(tmp_
 def test_shards_merge_to_the_rows_of_one(tmp_path, expected):
     parts = [tmp_path / f"{shard}.jsonl" for shard in range(3)]
     for shard, part in enumerate(parts):
-        rows = sweep(trials.make_trial, GRID, store=part, shard=(shard, 3), **SETTINGS)
+        rows = sweep(
+            trials.make_trial,
+            GRID,
+            store=part,
+            shard=(shard, 3),
+            **SETTINGS,
+        )
         assert [row.moments.count for row in rows] == [100 if shard < 2 else 50] * 4
         assert len(block_lines(part)) == 4
     merged = tmp_path / "merged.jsonl"
@@ -244,7 +259,12 @@ def test_stores_that_contradict_each_other_do_not_merge(tmp_path):
 def test_a_store_says_how_it_was_made(tmp_path):
     store = tmp_path / "s.jsonl"
     sweep(trials.make_trial, GRID, store=store, **SETTINGS)
-    sweep(trials.make_trial, GRID, store=store, **{**SETTINGS, "trials": 300})
+    sweep(
+        trials.make_trial,
+        GRID,
+        store=store,
+        **{**SETTINGS, "trials": 300},
+    )
     first, second = load(store).starts.values()
     # once is enough
     assert first.facts["grid"] == GRID

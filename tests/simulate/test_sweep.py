@@ -92,9 +92,28 @@ def test_a_damaged_first_record_is_run_again_and_read_in_block_order(tmp_path, e
 
 def test_other_runs_in_the_store_never_mix(tmp_path, expected):
     path = tmp_path / "store.jsonl"
-    sweep(make_trial, GRID, store=path, trials=250, seed=8, block_size=100)
-    sweep(make_trial, GRID, store=path, trials=250, seed=7, block_size=50)
-    sweep(make_trial, [{"n": 10, "name": "c"}], store=path, **SETTINGS)
+    sweep(
+        make_trial,
+        GRID,
+        store=path,
+        trials=250,
+        seed=8,
+        block_size=100,
+    )
+    sweep(
+        make_trial,
+        GRID,
+        store=path,
+        trials=250,
+        seed=7,
+        block_size=50,
+    )
+    sweep(
+        make_trial,
+        [{"n": 10, "name": "c"}],
+        store=path,
+        **SETTINGS,
+    )
     assert results(sweep(make_trial, GRID, store=path, **SETTINGS)) == expected
     rows = read(path)
     assert len(rows) == 13
@@ -104,7 +123,14 @@ def test_other_runs_in_the_store_never_mix(tmp_path, expected):
 def test_more_trials_extend_a_sweep(tmp_path):
     path = tmp_path / "store.jsonl"
     sweep(make_trial, GRID[:1], store=path, **SETTINGS)
-    longer = sweep(make_trial, GRID[:1], store=path, trials=520, seed=7, block_size=100)
+    longer = sweep(
+        make_trial,
+        GRID[:1],
+        store=path,
+        trials=520,
+        seed=7,
+        block_size=100,
+    )
     fresh = sweep(
         make_trial, GRID[:1], store=tmp_path / "b.jsonl", trials=520, seed=7, block_size=100
     )
@@ -116,7 +142,13 @@ def test_more_trials_extend_a_sweep(tmp_path):
 def test_target_stops_each_config_at_the_same_boundary(tmp_path):
     path = tmp_path / "store.jsonl"
     target: dict[str, Any] = {"trials": 5000, "seed": 7, "block_size": 100}
-    rows = sweep(make_trial, GRID[:2], store=path, target_relative_ci=0.1, **target)
+    rows = sweep(
+        make_trial,
+        GRID[:2],
+        store=path,
+        target_relative_ci=0.1,
+        **target,
+    )
     for config, row in zip(GRID, rows, strict=False):
         alone = run(
             make_trial(config).sample,
@@ -143,13 +175,32 @@ def test_facts_may_differ_by_rounding(tmp_path):
         return rounded
 
     path = tmp_path / "store.jsonl"
-    sweep(rounded(0), GRID[:1], store=path, trials=100, seed=7, block_size=100)
+    sweep(
+        rounded(0),
+        GRID[:1],
+        store=path,
+        trials=100,
+        seed=7,
+        block_size=100,
+    )
     # another number of threads
-    (row,) = sweep(rounded(1e-14), GRID[:1], store=path, **SETTINGS)
+    (row,) = sweep(
+        rounded(1e-14),
+        GRID[:1],
+        store=path,
+        **SETTINGS,
+    )
     assert row.facts == {"p": 0.1, "list": [0.3, "word"]}
     assert read(path) == [row]
     with pytest.raises(ValueError, match="facts of config"):
-        sweep(rounded(1e-6), GRID[:1], store=path, trials=1000, seed=7, block_size=100)
+        sweep(
+            rounded(1e-6),
+            GRID[:1],
+            store=path,
+            trials=1000,
+            seed=7,
+            block_size=100,
+        )
 
 
 def factor(number: float) -> Any:
@@ -164,24 +215,52 @@ def factor(number: float) -> Any:
 def test_other_code_is_refused_kept_or_measured_again_and_never_merged(tmp_path):
     path = tmp_path / "store.jsonl"
     longer = {**SETTINGS, "trials": 400}
-    old = sweep(factor(1), GRID[:2], store=path, **SETTINGS)
+    old = sweep(
+        factor(1),
+        GRID[:2],
+        store=path,
+        **SETTINGS,
+    )
     stored = path.read_bytes()
     for policy in ({}, {"other_code": OtherCode.REFUSE}):
         with pytest.raises(
             ValueError, match=r"by other code: trial \w+, torchdp .*; this is trial \w+.*KEEP"
         ):
-            sweep(factor(100), GRID[:2], store=path, **SETTINGS, **policy)
+            sweep(
+                factor(100),
+                GRID[:2],
+                store=path,
+                **SETTINGS,
+                **policy,
+            )
     assert path.read_bytes() == stored
     assert sweep(factor(100), GRID[:2], store=path, **SETTINGS, other_code=OtherCode.KEEP) == old
     assert path.read_bytes() == stored
     # more trials, or another configuration: those are the present code's alone
-    alone = sweep(factor(100), GRID[:3], store=tmp_path / "alone.jsonl", **longer)
-    kept = sweep(factor(100), GRID[:3], store=path, **longer, other_code=OtherCode.KEEP)
+    alone = sweep(
+        factor(100),
+        GRID[:3],
+        store=tmp_path / "alone.jsonl",
+        **longer,
+    )
+    kept = sweep(
+        factor(100),
+        GRID[:3],
+        store=path,
+        **longer,
+        other_code=OtherCode.KEEP,
+    )
     assert results(kept) == results(alone)
     assert {row.code for row in kept} == {row.code for row in alone}
     assert kept[0].code != old[0].code
     assert kept[0].moments.mean > 20 * old[0].moments.mean
-    again = sweep(factor(2), GRID[:2], store=path, **SETTINGS, other_code=OtherCode.AGAIN)
+    again = sweep(
+        factor(2),
+        GRID[:2],
+        store=path,
+        **SETTINGS,
+        other_code=OtherCode.AGAIN,
+    )
     assert again[0].moments.mean == pytest.approx(2 * old[0].moments.mean)
     assert len({row.code for row in read(path)}) == 3
     assert len(read(path)) == 2 + 3 + 2
@@ -193,7 +272,14 @@ def test_one_bad_configuration_does_not_stop_the_others(tmp_path, expected, devi
     bad = functools.partial(broken, GRID[1])
     with pytest.raises((ZeroDivisionError, RuntimeError), match="a planted error"):
         sweep(bad, GRID, store=path, devices=devices, **SETTINGS)
-    rows = sweep(bad, GRID, store=path, devices=devices, on_error=OnError.GO_ON, **SETTINGS)
+    rows = sweep(
+        bad,
+        GRID,
+        store=path,
+        devices=devices,
+        on_error=OnError.GO_ON,
+        **SETTINGS,
+    )
     # the block before it counts
     assert "a planted error" in rows[1].error
     assert rows[1].moments.count == 100

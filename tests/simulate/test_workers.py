@@ -33,7 +33,13 @@ def no_process_is_left():
 def test_rows_do_not_depend_on_the_workers_nor_on_the_order(tmp_path, expected):
     store = tmp_path / "store.jsonl"
     order = [2, 0, 3, 1]
-    rows = sweep(trials.make_trial, [GRID[i] for i in order], store=store, devices=TWO, **SETTINGS)
+    rows = sweep(
+        trials.make_trial,
+        [GRID[i] for i in order],
+        store=store,
+        devices=TWO,
+        **SETTINGS,
+    )
     assert results(rows) == [expected[i] for i in order]
     assert len(set(lines(store))) == len(lines(store)) == 12
     assert sorted(results(read(store))) == sorted(expected)
@@ -44,7 +50,12 @@ def test_rows_do_not_depend_on_the_workers_nor_on_the_order(tmp_path, expected):
 def test_one_of_two_workers_that_is_killed_changes_nothing(tmp_path):
     """90 blocks of three configurations on two processes, none of them twice."""
     settings = {"trials": 300, "seed": 7, "block_size": 10}
-    alone = sweep(trials.make_trial, GRID[:3], store=tmp_path / "one.jsonl", **settings)
+    alone = sweep(
+        trials.make_trial,
+        GRID[:3],
+        store=tmp_path / "one.jsonl",
+        **settings,
+    )
     store = tmp_path / "two.jsonl"
     killed = []
 
@@ -58,7 +69,13 @@ def test_one_of_two_workers_that_is_killed_changes_nothing(tmp_path):
     killer.start()
     slow = partial(trials.slow, tmp_path, 0.01, 90)
     slow.__wrapped__ = trials.make_trial
-    rows = sweep(slow, GRID[:3], store=store, devices=TWO, **settings)
+    rows = sweep(
+        slow,
+        GRID[:3],
+        store=store,
+        devices=TWO,
+        **settings,
+    )
     killer.join()
     # others did its blocks
     assert len(killed) == 1
@@ -69,12 +86,23 @@ def test_one_of_two_workers_that_is_killed_changes_nothing(tmp_path):
 
 def test_a_target_gives_the_rows_of_one_process_though_workers_run_ahead(tmp_path):
     target = {**SETTINGS, "trials": 5000, "target_relative_ci": 0.1}
-    alone = sweep(trials.make_trial, GRID[:1], store=tmp_path / "a.jsonl", **target)
+    alone = sweep(
+        trials.make_trial,
+        GRID[:1],
+        store=tmp_path / "a.jsonl",
+        **target,
+    )
     store = tmp_path / "b.jsonl"
     late = partial(trials.late_first_block, store, len(lines(tmp_path / "a.jsonl")))
     late.__wrapped__ = trials.make_trial
     # others run ahead, or it does not end
-    rows = sweep(late, GRID[:1], store=store, devices=TWO, **target)
+    rows = sweep(
+        late,
+        GRID[:1],
+        store=store,
+        devices=TWO,
+        **target,
+    )
     assert results(rows) == results(alone)
     assert rows[0].moments.count < 5000
 
@@ -163,7 +191,13 @@ def test_a_cluster_of_dask_that_gets_another_worker(tmp_path, expected, monkeypa
     assert results(rows) == expected
 
 
-def script(folder: Path, store: Path, seconds: float, count: int, most: int) -> subprocess.Popen:
+def script(
+    folder: Path,
+    store: Path,
+    seconds: float,
+    count: int,
+    most: int,
+) -> subprocess.Popen:
     text = f"""
 import sys
 sys.path[:0] = {[str(Path(__file__).parent), str(Path(torchdp.__file__).parents[1])]!r}

@@ -23,7 +23,12 @@ SETTINGS: dict[str, Any] = {"trials": 250, "seed": 7, "block_size": 100}
 
 def make_trial(config: dict[str, Any]) -> Trial:
     def sample(generator: torch.Generator, size: int) -> torch.Tensor:
-        drawn = torch.randn(size, generator=generator, dtype=torch.float64, device=generator.device)
+        drawn = torch.randn(
+            size,
+            generator=generator,
+            dtype=torch.float64,
+            device=generator.device,
+        )
         return drawn.square() / config["n"]
 
     return Trial(sample, {"predicted_mse": 1 / config["n"]})
@@ -36,7 +41,11 @@ def several(config: dict[str, Any]) -> Trial:
     def sample(generator: torch.Generator, size: int) -> dict[str, torch.Tensor]:
         error = one.sample(generator, size)
         assert isinstance(error, torch.Tensor)
-        return {"squared error": error, "coverage": error < 4 / config["n"], "bias": error.sqrt()}
+        return {
+            "squared error": error,
+            "coverage": error < 4 / config["n"],
+            "bias": error.sqrt(),
+        }
 
     return Trial(sample, one.facts)
 
@@ -104,7 +113,12 @@ def late_first_block(store: Path, count: int, config: dict[str, Any]) -> Trial:
     return before_block(config, 0, lambda: wait_until(lambda: len(block_lines(store)) > count))
 
 
-def slow(folder: Path, seconds: float, most: int, config: dict[str, Any]) -> Trial:
+def slow(
+    folder: Path,
+    seconds: float,
+    most: int,
+    config: dict[str, Any],
+) -> Trial:
     """``make_trial`` that takes its time and leaves its process number in ``folder``; it hangs
     after ``most``.
     """

@@ -104,7 +104,13 @@ def shared(chance, fault):
         absent = int(chance.integers(0, n - corrupt))
         delta = 10 ** chance.uniform(-6, -2)
         gone = {"corrupt": corrupt, "absent": absent}
-        release = regression.SecureHistogram(n, 2, chance.uniform(0.1, 3), delta, **gone)
+        release = regression.SecureHistogram(
+            n,
+            2,
+            chance.uniform(0.1, 3),
+            delta,
+            **gone,
+        )
         one = float(release.client.variance.sqrt())
         left = one * math.sqrt(n - corrupt - absent) / fault
         yield "SharedSum", gaussian_delta(math.sqrt(2) / left, release.epsilon), delta
@@ -114,7 +120,13 @@ def shared(chance, fault):
         members = int(chance.integers(0, 2))
         epsilon = chance.uniform(0.5, 3)
         grid = {"coalition": AdaptiveCoalition(members), "fraction_bits": 0}
-        pure = PureSecureSketch(sketching.ones(n), 1, float(bound), epsilon, **grid)
+        pure = PureSecureSketch(
+            sketching.ones(n),
+            1,
+            float(bound),
+            epsilon,
+            **grid,
+        )
         ratio = math.exp(-pure.rate * fault**2)
         # as many differences as there are honest clients
         for heard in range(n - members, n + 1):

@@ -30,7 +30,13 @@ BOUND = 1.3
 MU = 1 / gaussian_sigma(EPSILON, DELTA)
 
 
-def rows(sketch, bound=BOUND, coalition=EVERYBODY, delta=DELTA, epsilon=EPSILON):
+def rows(
+    sketch,
+    bound=BOUND,
+    coalition=EVERYBODY,
+    delta=DELTA,
+    epsilon=EPSILON,
+):
     return GaussianNoise.calibrated(
         sketch, bound, epsilon=epsilon, delta=delta, coalition=coalition
     )
@@ -140,7 +146,15 @@ def laplace_sum_density(x, shares, scale):
     return z**order * bessel / unit
 
 
-@pytest.mark.parametrize(("corrupt", "copies"), [(0, 1), (4, 1), (0, 2), (0, 4)])
+@pytest.mark.parametrize(
+    ("corrupt", "copies"),
+    [
+        (0, 1),
+        (4, 1),
+        (0, 2),
+        (0, 4),
+    ],
+)
 def test_guarantee_of_laplace_noise_is_pure_and_exact(corrupt, copies):
     """Densities of the row's honest noise, shifted: every share from the fewest honest clients to
     all.

@@ -58,7 +58,14 @@ def test_every_copy_is_uniform_whatever_the_others_are():
 
 
 @pytest.mark.parametrize(
-    ("n", "m", "s"), [(1000, 10, 1), (1001, 12, 3), (7, 12, 3), (50, 50, 5), (1, 4, 2)]
+    ("n", "m", "s"),
+    [
+        (1000, 10, 1),
+        (1001, 12, 3),
+        (7, 12, 3),
+        (50, 50, 5),
+        (1, 4, 2),
+    ],
 )
 def test_balanced_rows_hold_equally_many_up_to_one(n, m, s):
     counts = balanced_osnap(n, m, s, generator=generator()).counts()
@@ -89,7 +96,14 @@ def stretches(sketch, basis):
     return float(values[-1]), float(values[0])
 
 
-@pytest.mark.parametrize(("make", "s"), [(osnap, 4), (balanced_osnap, 4), (balanced_osnap, 1)])
+@pytest.mark.parametrize(
+    ("make", "s"),
+    [
+        (osnap, 4),
+        (balanced_osnap, 4),
+        (balanced_osnap, 1),
+    ],
+)
 def test_an_embedding_of_the_height_of_theory_has_small_distortion(make, s):
     """m = 60 r rows for r = 5 columns: singular values as those of a Gaussian matrix, 1 -+
     sqrt(r/m), and 10 % more; the coordinates of a few clients, the hard case of sparse sketches,

@@ -50,13 +50,21 @@ def test_the_variance_of_the_release_is_the_stated_one(noise):
 @pytest.mark.parametrize(
     ("noise", "sketch", "law"),
     [
-        (LaplaceNoise(2.0, torch.tensor([5.0])), rows_of(5), stats.laplace(scale=2)),
+        (
+            LaplaceNoise(2.0, torch.tensor([5.0])),
+            rows_of(5),
+            stats.laplace(scale=2),
+        ),
         (
             LaplaceNoise(1.0, torch.full((3,), 60.0)),
             rademacher(60, 3, generator=generator()),
             stats.laplace,
         ),
-        (GaussianNoise(2.0), ones(1), stats.norm(scale=2)),
+        (
+            GaussianNoise(2.0),
+            ones(1),
+            stats.norm(scale=2),
+        ),
     ],
 )
 def test_sums_follow_their_law(noise, sketch, law):

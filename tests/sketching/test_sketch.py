@@ -55,5 +55,10 @@ def test_sketches_on_a_gpu():
     there = Sketch(here.rows.cpu(), here.signs.cpu(), 40)
     A = normal(5000, 3)
     assert_close(here.apply(A.cuda()).cpu(), there.apply(A))
-    Q = torch.randint(-(2**62), 2**62, (5000, 3), generator=generator(2))
+    Q = torch.randint(
+        -(2**62),
+        2**62,
+        (5000, 3),
+        generator=generator(2),
+    )
     assert torch.equal(here.sums(Q.cuda()).cpu(), there.sums(Q))
