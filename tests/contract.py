@@ -679,7 +679,11 @@ def forms(x, held):
     """The same rows as users of numpy and pandas have them."""
     array = x.numpy()
     frame = pd.DataFrame(array)
-    found = {"array": array, "lists": x.tolist(), "DataFrame": frame}
+    found = {
+        "array": array,
+        "lists": x.tolist(),
+        "DataFrame": frame,
+    }
     if frame.shape[1] == 1:
         found["Series"] = frame[0]
         found["numbers"] = array.reshape(len(x))

@@ -17,7 +17,12 @@ from torchdp.noise import SeededNoise
 HEADER_BYTES = 62
 NONCE_BYTES = 12
 TAG_BYTES = 28
-SIZES = {"north": 3, "south": 10, "east": 1, "west": 6}
+SIZES = {
+    "north": 3,
+    "south": 10,
+    "east": 1,
+    "west": 6,
+}
 SERVERS = ("server-0", "server-1", "server-2")
 
 

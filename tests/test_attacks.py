@@ -14,7 +14,13 @@ from torchdp.randomizers import RandomizedResponse
 TIMES = 2**13
 SIGMA = 4.0
 DELTA = 1e-6
-PROMISE = gaussian_guarantee(SIGMA, DELTA, 1.0, Model.CENTRAL, Neighbours.REPLACE_ONE)
+PROMISE = gaussian_guarantee(
+    SIGMA,
+    DELTA,
+    1.0,
+    Model.CENTRAL,
+    Neighbours.REPLACE_ONE,
+)
 
 
 def normals(seed):

@@ -13,7 +13,12 @@ from torchdp.sklearn import PrivateClassMeans, PrivatePCA, PrivateRidge
 
 # so little noise that scores are those of the data
 CLEAR = {"epsilon": 1e4, "bound": 10.0, "random_state": 1}
-BUDGET = {"epsilon": 0.5, "delta": 1e-5, "bound": 2.0, "random_state": 1}
+BUDGET = {
+    "epsilon": 0.5,
+    "delta": 1e-5,
+    "bound": 2.0,
+    "random_state": 1,
+}
 ACROSS = [0.0, 2.0]
 ALONG = [2.0, 0.0]
 SIXTY = [1.0, math.sqrt(3)]

@@ -97,7 +97,13 @@ class Decompositions(TorchFunctionMode):
         super().__init__()
         self.found = Counter()
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(
+        self,
+        func,
+        types,
+        args=(),
+        kwargs=None,
+    ):
         if "linalg" in getattr(func, "__name__", "") and "norm" not in func.__name__:
             self.found[torch.get_num_threads()] += 1
         return func(*args, **(kwargs or {}))

@@ -67,7 +67,14 @@ def gradient(run):
     return torch.cat([p.grad.flatten() for p in run.module.parameters()])
 
 
-def brute(net, loss, x, y, bound, groups=None):
+def brute(
+    net,
+    loss,
+    x,
+    y,
+    bound,
+    groups=None,
+):
     """The clipped sum by plain autograd on one example after another. groups: bounds, and what is
     clipped together.
     """

@@ -215,7 +215,12 @@ def test_a_cluster_writes_the_table_of_one_process(toy, tmp_path, monkeypatch):
     """Threads here stand for its processes."""
     distributed = pytest.importorskip("distributed")
     monkeypatch.chdir(tmp_path)
-    settings = {"n_workers": 2, "processes": False, "protocol": "tcp://", "dashboard_address": None}
+    settings = {
+        "n_workers": 2,
+        "processes": False,
+        "protocol": "tcp://",
+        "dashboard_address": None,
+    }
     run("toy.py", "--smoke", "--out", "one")
     with distributed.LocalCluster(**settings) as there:
         run("toy.py", "--smoke", "--out", "two", "--cluster", there.scheduler_address)

@@ -108,7 +108,12 @@ MOVES = {
     "1e-6 times": (1e-6, 0.0, False),
 }
 # others take seconds
-QUICKLY = {"ball sum": 1, "image": 0, "operator": 1, "kronecker": 1}
+QUICKLY = {
+    "ball sum": 1,
+    "image": 0,
+    "operator": 1,
+    "kronecker": 1,
+}
 cells = pytest.mark.parametrize(
     ("name", "move"),
     [

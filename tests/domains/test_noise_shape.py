@@ -111,7 +111,12 @@ def test_fifteen_points_in_five_dimensions_agree_with_the_semidefinite_program(p
     pytest.importorskip("cvxpy")
     points = normal(15, 5, seed=10)
     exact = reference(points.mT, p, shift).certificate
-    shape = noise_shape(FiniteSet(points), p, shift=shift, tol=1e-5)
+    shape = noise_shape(
+        FiniteSet(points),
+        p,
+        shift=shift,
+        tol=1e-5,
+    )
     assert shape.upper == pytest.approx(float(exact.upper), rel=1e-5)
     assert float(shape.certificate.lower) == pytest.approx(float(exact.lower), rel=1e-5)
     assert shape.upper <= float(shape.certificate.lower) * (1 + 1e-5)
@@ -176,7 +181,13 @@ def test_guarantee_both_bounds_hold_for_any_ellipsoid_and_any_weights(name, p):
         weights = normal(6, seed=seed).abs()
         rows = normal(domain.dimension, seed=seed).abs()
         proposal = Proposal(root, centre, points, weights, rows)
-        enclosed = enclose(domain, identity(domain.dimension), root, centre, p)
+        enclosed = enclose(
+            domain,
+            identity(domain.dimension),
+            root,
+            centre,
+            p,
+        )
         assert float(best.lower) <= enclosed.upper
         inside = (points - centre) @ torch.linalg.pinv(enclosed.root).mT
         assert inside.norm(dim=-1).max() <= 1 + 1e-9

@@ -128,7 +128,12 @@ def harness(benches, monkeypatch):
     return module
 
 
-def row(times, against="a copy", bench="fake", case="slow"):
+def row(
+    times,
+    against="a copy",
+    bench="fake",
+    case="slow",
+):
     return {
         "bench": bench,
         "case": case,

@@ -32,7 +32,13 @@ SETTINGS = [
 @pytest.mark.parametrize("sparsity", [1, 3])
 def test_guarantee_the_split_spends_the_budget_and_no_more(total, sparsity):
     each, delta = bitsums.split(total, DELTA, 768, sparsity)
-    spent = bitsums.composition(each, delta, 768, DELTA / 2, sparsity)
+    spent = bitsums.composition(
+        each,
+        delta,
+        768,
+        DELTA / 2,
+        sparsity,
+    )
     assert spent[0] <= total
     assert spent[0] == pytest.approx(total, rel=1e-9)
     assert spent[1] == pytest.approx(DELTA, rel=1e-12)

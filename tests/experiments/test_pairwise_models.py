@@ -60,6 +60,12 @@ def test_guarantee_linear_queries_read_the_users_messages_once(monkeypatch):
 def test_the_hierarchical_auc_is_unbiased(epsilon):
     counts = torch.cat([NEGATIVES, POSITIVES])
     with loaded("pairwise/tables.py") as tables:
-        error = tables.hierarchical(8, counts, epsilon, 20_000, generator())
+        error = tables.hierarchical(
+            8,
+            counts,
+            epsilon,
+            20_000,
+            generator(),
+        )
     assert error.shape == (20_000,)
     assert abs(Moments.of(error).z_score(0.0)) < 5

@@ -93,7 +93,15 @@ def test_guarantee_certify_approximate_is_sound_for_any_factors_and_witness(seed
             witness(W, *weights),
         ):
             for c, P in (weights, (good.row_weights, good.column_weights)):
-                found = certify_approximate(W, alpha, left, right, U, c, P)
+                found = certify_approximate(
+                    W,
+                    alpha,
+                    left,
+                    right,
+                    U,
+                    c,
+                    P,
+                )
                 assert overlap(found, truth)
 
 
@@ -104,7 +112,13 @@ def test_factors_that_miss_more_than_alpha_are_charged():
     loose = approximate(W, 0.3)
     proof = good.witness, good.row_weights, good.column_weights
     naive = loose.norm
-    charged = certify_approximate(W, alpha, loose.left, loose.right, *proof)
+    charged = certify_approximate(
+        W,
+        alpha,
+        loose.left,
+        loose.right,
+        *proof,
+    )
     # what an evaluator without the residual would report
     assert naive < good.certificate.lower * 0.9
     assert charged.upper > good.certificate.lower

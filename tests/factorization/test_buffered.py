@@ -44,7 +44,15 @@ PASSES = replace(search.PASSES, most=50)
         (30, 2, math.inf, 0.9, 0.9, torch.linspace(1, 0.1, 30)),
     ],
 )
-def test_norms_are_those_of_the_dense_strategy(monkeypatch, n, buffers, p, decay, momentum, rates):
+def test_norms_are_those_of_the_dense_strategy(
+    monkeypatch,
+    n,
+    buffers,
+    p,
+    decay,
+    momentum,
+    rates,
+):
     # the norms of any strategy, good or bad
     monkeypatch.setattr(search, "ONCE", ONCE)
     sums = RunningSums(n, decay, momentum, rates)
@@ -177,7 +185,13 @@ def test_guarantee_a_strategy_for_users_who_keep_apart(
     monkeypatch.setattr(search, "SEPARATED", FEW)
     monkeypatch.setattr(search, "ONCE", ONCE)
     W = RunningSums(n, decay, momentum)
-    found = factorize_buffered(W, 2, p, gap=gap, times=times)
+    found = factorize_buffered(
+        W,
+        2,
+        p,
+        gap=gap,
+        times=times,
+    )
     C = found.strategy.dense()
     c = found.certificate
     assert sensitivity(C, Separated(gap, times)).value <= 1 + 1e-9

@@ -29,7 +29,13 @@ def test_scale_of_weights_is_free_and_zero_weights_prove_nothing():
     W = normal(4, 5)
     c = normal(4).abs()
     P = normal(5).abs()
-    one = certify(W, W, torch.eye(5), c, P)
+    one = certify(
+        W,
+        W,
+        torch.eye(5),
+        c,
+        P,
+    )
     other = certify(
         W,
         W,
@@ -144,7 +150,13 @@ def test_guarantee_no_weights_prove_too_much(p, shift):
         (best.row_weights.float(), best.column_weights.half()),
         (1e-320 * best.row_weights, 1e300 * best.column_weights),
     ]:
-        certificate = judged(best, W, p, row_weights=c, column_weights=P)
+        certificate = judged(
+            best,
+            W,
+            p,
+            row_weights=c,
+            column_weights=P,
+        )
         assert 0 <= certificate.lower <= best.certificate.upper * (1 + 1e-12)
         assert certificate.gap >= 0
 

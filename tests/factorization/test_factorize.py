@@ -146,7 +146,13 @@ def test_guarantee_factorize_reports_an_early_stop_and_is_still_true(n):
 def test_factors_are_w_s_and_the_norm_is_the_weighted_one(p, shift):
     W = random(6, 8)
     w = random(6, name=b"w").abs() + 0.1
-    found = factorize(W, p, shift, tol=1e-6, error_weights=w)
+    found = factorize(
+        W,
+        p,
+        shift,
+        tol=1e-6,
+        error_weights=w,
+    )
     product = (
         found.left @ found.right
         if found.shift is None

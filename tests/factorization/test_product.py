@@ -141,7 +141,13 @@ def test_signature_of_products_in_any_order(kinds):
     assert form.signature.abs().eq(1).all()
     assert len(form.signature) == torch.linalg.matrix_rank(dense)
     ones = torch.ones(len(dense)).double()
-    again = certify(dense, form.left, form.right, ones, ones)
+    again = certify(
+        dense,
+        form.left,
+        form.right,
+        ones,
+        ones,
+    )
     assert_close(again.upper, form.certificate.upper, rtol=1e-10, atol=0)
     assert again.residual <= form.certificate.residual
     whole = signature_form(dense, tol=1e-4).certificate

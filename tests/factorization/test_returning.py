@@ -196,7 +196,12 @@ def test_the_value_scales_and_the_dtype_follows(scale):
 def test_a_workload_is_taken_and_a_stop_before_the_tolerance_is_told():
     assert factorize_epochs(workloads.prefix(6), 3).certificate.gap <= 1e-3
     with pytest.warns(RuntimeWarning, match="after 1 iterations at a certified gap"):
-        factorize_epochs(workloads.prefix(6), 3, tol=1e-6, max_iterations=1)
+        factorize_epochs(
+            workloads.prefix(6),
+            3,
+            tol=1e-6,
+            max_iterations=1,
+        )
 
 
 def program_of_sets(W, gap, times, p, bands=None):

@@ -88,14 +88,26 @@ class Far(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        cls,
+        func,
+        types,
+        args=(),
+        kwargs=None,
+    ):
         return run(func, args, kwargs or {})
 
 
 class Mode(TorchDispatchMode):
     """Catches what makes tensors: factories with device= there."""
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self,
+        func,
+        types,
+        args=(),
+        kwargs=None,
+    ):
         return run(func, args, kwargs or {})
 
 

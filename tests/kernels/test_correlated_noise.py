@@ -162,7 +162,15 @@ CASES = [
 
 @pytest.mark.parametrize(("memory", "size", "first", "slots", "dtype"), CASES)
 @pytest.mark.parametrize("draws", [1, 3])
-def test_both_forms_agree(device, memory, size, first, slots, dtype, draws):
+def test_both_forms_agree(
+    device,
+    memory,
+    size,
+    first,
+    slots,
+    dtype,
+    draws,
+):
     fused = pytest.importorskip("torchdp.kernels.correlated_noise.fused")
     # a part of a wider state: not contiguous
     wide = torch.randn(memory, 2 * size, generator=generator(size))

@@ -135,7 +135,13 @@ def test_users_without_a_value_touch_no_memory_and_are_not_counted(device, k, st
 @pytest.mark.parametrize("k", [4, 3000])
 def test_programs_that_take_many_steps_and_share_counters_count_the_same(device, k, monkeypatch):
     x = (torch.arange(230) % k).to(device)
-    wanted = reference.counts(x, k, 2**54, 5, 3)
+    wanted = reference.counts(
+        x,
+        k,
+        2**54,
+        5,
+        3,
+    )
     monkeypatch.setattr(fused, "PAIRS", 16)
     for programs, cells in (
         (1, 1),

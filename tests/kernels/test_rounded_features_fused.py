@@ -71,7 +71,14 @@ SIZES = [
 @pytest.mark.parametrize("key", [0, -1, 2**63 - 1])
 def test_bits_differ_only_where_rounding_decides(device, size, key):
     x, frequencies, phases = inputs(*size, device, seed=size[0])
-    found = fused.rounded_counts(x, frequencies, phases, key, 7, 2)
+    found = fused.rounded_counts(
+        x,
+        frequencies,
+        phases,
+        key,
+        7,
+        2,
+    )
     # pi, as |d cos(2 pi t)/dt|/2 is at most
     slack = 3.2 * turns_error(x, frequencies, size[3]) + COSINE / 2
     differ = 0
@@ -112,7 +119,14 @@ def test_counts_from_strided_inputs(device):
     assert torch.equal(
         fused.positive_counts(*strided), reference.positive_counts(x, frequencies, phases)
     )
-    rounded = fused.rounded_counts(x, frequencies, phases, 11, 0, 1)
+    rounded = fused.rounded_counts(
+        x,
+        frequencies,
+        phases,
+        11,
+        0,
+        1,
+    )
     assert torch.equal(fused.rounded_counts(*strided, 11, 0, 1), rounded)
 
 

@@ -59,7 +59,14 @@ def test_tallies_are_sums_of_messages_and_add_up(first, n, monkeypatch):
     off = 0.27
     monkeypatch.setattr(reference, "BITS_AT_ONCE", 100)
     x = torch.arange(n) ** 2 % k
-    messages = reference.messages(x, k, lost, off, 3, first)
+    messages = reference.messages(
+        x,
+        k,
+        lost,
+        off,
+        3,
+        first,
+    )
     assert messages.shape == (n, k)
     for i in range(n):
         assert torch.equal(
@@ -73,7 +80,14 @@ def test_tallies_are_sums_of_messages_and_add_up(first, n, monkeypatch):
                 first + i,
             ),
         )
-    total = unary_counts.tally(x, k, lost, off, 3, first)
+    total = unary_counts.tally(
+        x,
+        k,
+        lost,
+        off,
+        3,
+        first,
+    )
     assert total.tolist() == [*messages.sum(0).tolist(), n]
     for cut in (0, 1, n // 2):
         one = unary_counts.tally(

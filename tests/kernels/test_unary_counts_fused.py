@@ -77,7 +77,14 @@ def test_users_without_a_value_touch_no_memory_and_are_not_counted(device):
 
 def test_programs_that_take_many_steps_and_share_counters_count_the_same(device, monkeypatch):
     x = (torch.arange(70) % 20).to(device)
-    wanted = reference.tally(x, 20, 0.5, 0.3, 5, 3)
+    wanted = reference.tally(
+        x,
+        20,
+        0.5,
+        0.3,
+        5,
+        3,
+    )
     # a group of users a block: three blocks
     monkeypatch.setattr(fused, "WORDS", 32)
     monkeypatch.setattr(fused, "USERS", 32)

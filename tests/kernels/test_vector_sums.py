@@ -61,7 +61,13 @@ def test_sums_are_those_of_the_messages_and_parts_add_up():
     points, draws = setting()
     first = torch.tensor([3, 0, 0, 0])
     second = torch.tensor([1, 0, 1, 3])
-    capped = privunit.sums(points, COUNTS, *draws, 9, **LAW)
+    capped = privunit.sums(
+        points,
+        COUNTS,
+        *draws,
+        9,
+        **LAW,
+    )
     assert_close(capped, privunit.messages(points, TYPES, *draws, 9, **LAW).sum(0))
     head = privunit.sums(
         points,

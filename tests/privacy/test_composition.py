@@ -229,7 +229,13 @@ def test_guarantee_pure_but_for_its_variation_is_spent_as_pure():
     assert isinstance(both.event(), dp_event.RandomizedResponseDpEvent)
     assert not pure(1.0, 1e-6).pure
     assert not compose([one, dataclasses.replace(one, delta=1e-6)]).pure
-    limit = gaussian_guarantee(1.0, 1e-6, 1.0, Model.LOCAL, Neighbours.REPLACE_ONE)
+    limit = gaussian_guarantee(
+        1.0,
+        1e-6,
+        1.0,
+        Model.LOCAL,
+        Neighbours.REPLACE_ONE,
+    )
     left = Budget(limit).spend(one)
     assert left.mu is not None
     assert 0 < left.mu < limit.mu

@@ -26,7 +26,13 @@ def test_every_number_is_that_of_its_own_samples(rows):
         sample = trials.several(config).sample
         for name in ("squared error", "coverage", "bias"):
             only = lambda g, size, sample=sample, name=name: sample(g, size)[name]  # noqa: E731
-            alone = run(only, 250, 7, config=config, block_size=100)
+            alone = run(
+                only,
+                250,
+                7,
+                config=config,
+                block_size=100,
+            )
             assert row.metrics[name] == alone.moments
         assert (
             run(sample, 250, 7, config=config, block_size=100).metrics["coverage"]

@@ -331,7 +331,12 @@ def test_out_of_memory_at_any_block_is_tried_again_and_resumed(tmp_path, expecte
             with pytest.raises(
                 MemoryError, match=r"block 1 of seed 7.*does not fit.*smaller block_size"
             ):
-                sweep(trial, GRID[:2], store=tmp_path / "s.jsonl", **SETTINGS)
+                sweep(
+                    trial,
+                    GRID[:2],
+                    store=tmp_path / "s.jsonl",
+                    **SETTINGS,
+                )
             assert len(block_lines(tmp_path / "s.jsonl")) == 4
         else:
             assert (

@@ -125,7 +125,13 @@ def test_a_block_that_kills_its_workers_fails_alone(tmp_path, expected):
 def test_an_exception_names_its_block_and_device_once(tmp_path, expected, capfd, where):
     store = tmp_path / "store.jsonl"
     with pytest.raises(RuntimeError, match="ZeroDivisionError: a planted error") as caught:
-        sweep(trials.failing, GRID, store=store, **where, **SETTINGS)
+        sweep(
+            trials.failing,
+            GRID,
+            store=store,
+            **where,
+            **SETTINGS,
+        )
     for words in ("block 2 of seed 7", '{"n":100,"name":"b"}', "on cpu"):
         assert str(caught.value).count(words) == 1
     # with the worker's traceback
@@ -258,6 +264,12 @@ def test_a_device_of_an_executor_need_not_be_here():
     """Its workers have it, or say so."""
     with ThreadPoolExecutor(1) as executor:
         with pytest.raises((RuntimeError, ValueError), match=r"block 0 of seed 1.*on cuda:99"):
-            run(trials.squared_error, 10, 1, executor=executor, device="cuda:99")
+            run(
+                trials.squared_error,
+                10,
+                1,
+                executor=executor,
+                device="cuda:99",
+            )
     with pytest.raises(ValueError, match="device must be a device of this machine"):
         run(trials.squared_error, 10, 1, device="cuda:99")

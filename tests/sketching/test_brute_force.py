@@ -65,7 +65,13 @@ def coalitions(chance, fault):
         s = int(chance.integers(1, 4))
         s = min(s, m)
         members = int(chance.integers(0, 3))
-        sketch = random_sketch(chance, n, m, s, chance.integers(2))
+        sketch = random_sketch(
+            chance,
+            n,
+            m,
+            s,
+            chance.integers(2),
+        )
         s = sketch.copies
         away = int(chance.integers(0, members + 1))
         settings = {

@@ -102,7 +102,12 @@ def test_guarantee_holds_against_every_adaptive_coalition(make):
     noise = rows(sketch, coalition=coalition)
     mus = [written_out_mu(noise, sketch, pair) for pair in itertools.combinations(range(14), 2)]
     assert max(mus) <= MU * (1 + 1e-9)
-    promise = noise.guarantee(sketch, BOUND, delta=DELTA, coalition=coalition)
+    promise = noise.guarantee(
+        sketch,
+        BOUND,
+        delta=DELTA,
+        coalition=coalition,
+    )
     assert promise.epsilon == pytest.approx(EPSILON, rel=1e-6)
     assert promise.exact == (make is count_sketch) == coalition.exact(sketch)
     if promise.exact:
@@ -161,7 +166,12 @@ def test_guarantee_of_laplace_noise_is_pure_and_exact(corrupt, copies):
     """
     sketch = balanced_osnap(48, 4, copies, generator=generator(8))
     coalition = AdaptiveCoalition(corrupt)
-    noise = LaplaceNoise.calibrated(sketch, BOUND, epsilon=EPSILON, coalition=coalition)
+    noise = LaplaceNoise.calibrated(
+        sketch,
+        BOUND,
+        epsilon=EPSILON,
+        coalition=coalition,
+    )
     promise = noise.guarantee(sketch, BOUND, coalition=coalition)
     assert promise.exact
     assert promise.delta == 0

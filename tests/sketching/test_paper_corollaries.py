@@ -101,7 +101,13 @@ def test_corollary_4_7_is_undefined_where_its_own_rule_lets_it_pass_and_exact_no
     for s in (5, 10):
         sketch = osnap(n, m, s, generator=generator())
         with pytest.raises(ValueError, match="undefined"):
-            paper.gaussian_noise(sketch, d, 1.0, epsilon=0.5, delta=DELTA)
+            paper.gaussian_noise(
+                sketch,
+                d,
+                1.0,
+                epsilon=0.5,
+                delta=DELTA,
+            )
         noise = GaussianNoise.calibrated(
             sketch,
             math.sqrt(d),
