@@ -635,7 +635,8 @@ class LocalContract(MessageContract):
 
     def test_the_length_is_what_is_sent(self):
         data = self.protocol.encode(self.protocol.randomize(self.x))
-        assert len(data) == len(self.x) * max(1, math.ceil(self.protocol.bits_per_user / 8))
+        octets = math.ceil(self.protocol.bits_per_user / 8)
+        assert len(data) == len(self.x) * max(1, octets)
 
     def test_a_journal_keeps_it(self, tmp_path):
         tally = self.protocol.collect(self.x, noise=SeededNoise(1))

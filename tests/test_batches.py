@@ -85,8 +85,10 @@ def test_a_batch_is_its_loop(name):
     apart = (NEAR | OF_FLOATS).get(name, 0)
     assert found.dtype == torch.float64
     assert found.tolist() == pytest.approx(loop, rel=apart, abs=0)
-    assert torch.equal(call(**{argument: each.numpy() for argument, each in batch.items()}), found)
-    assert torch.equal(call(**{argument: each.tolist() for argument, each in batch.items()}), found)
+    arrays = {argument: each.numpy() for argument, each in batch.items()}
+    lists = {argument: each.tolist() for argument, each in batch.items()}
+    assert torch.equal(call(**arrays), found)
+    assert torch.equal(call(**lists), found)
 
 
 @EACH

@@ -81,9 +81,8 @@ def test_guarantee_a_replaced_row_moves_the_release_as_far_as_its_noise_is_made_
     first = released(*one)
     second = released(*other)
     mu = 1 / privacy.gaussian_sigma(0.5, 1e-5)
-    assert (
-        0.99 * mu < ((first.value - second.value) / first.standard_error).norm() <= mu * (1 + 1e-9)
-    )
+    change = (first.value - second.value) / first.standard_error
+    assert 0.99 * mu < change.norm() <= mu * (1 + 1e-9)
     beyond = (
         released(*one, times=1e3)
         if not isinstance(estimator, PrivateClassMeans)

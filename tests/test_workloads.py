@@ -83,7 +83,8 @@ def test_marginals(d, order):
     rows = [[float(x & S == S) for x in range(2**d)] for S in sets]
     expected = torch.tensor(rows).double()
     W = workloads.marginals(d, order)
-    assert W.shape == (sum(math.comb(d, i) for i in range(min(d, order) + 1)), 2**d)
+    sets_of_bits = sum(math.comb(d, i) for i in range(min(d, order) + 1))
+    assert W.shape == (sets_of_bits, 2**d)
     assert torch.equal(W.dense(), expected)
 
 

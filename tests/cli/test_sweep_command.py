@@ -336,9 +336,8 @@ def test_the_job_of_slurm_is_requeued_when_its_time_is_over_alone(tmp_path, code
     ).stdout
     assert said.strip() == again
     assert 128 + signal.SIGUSR1 == 138
-    assert (
-        cli.parser().parse_args((tmp_path / "asked").read_text().split()[1:]).out == "results/coin"
-    )
+    words = (tmp_path / "asked").read_text().split()[1:]
+    assert cli.parser().parse_args(words).out == "results/coin"
 
 
 def test_the_job_of_kubernetes_gives_each_pod_its_shard():

@@ -220,7 +220,8 @@ def test_users_outside_a_day_in_seconds_since_1970_are_refused():
     for dtype, off in ((torch.float64, 0.2), (torch.float32, 1500.0)):
         ends = day.points.to(dtype)
         assert day.contains(ends).all()
-        assert not day.contains(torch.stack([ends[0] - off, ends[1] + off])).any()
+        beyond = torch.stack([ends[0] - off, ends[1] + off])
+        assert not day.contains(beyond).any()
     protocol = GaussianMean.tuned(day, epsilon=1.0, delta=1e-6)
     with pytest.raises(ValueError, match="100 points outside"):
         protocol.estimate(torch.full((100, 1), 1.7e9 - 1500.0, dtype=torch.float64))

@@ -229,7 +229,8 @@ def test_guarantee_approximate_and_dual_bounds_hold():
         # <X, U> <= gamma_2(X) gamma_2*U
         for other, X in enumerate(INSTANCES):
             if X.shape == W.shape:
-                assert (X * W).sum() <= truth(other, math.inf, False)[1] * float(dual.upper) * ROOM
+                norm = truth(other, math.inf, False)[1]
+                assert (X * W).sum() <= norm * float(dual.upper) * ROOM
         moved = np.asarray(dual.left @ dual.right.mT, dtype=LONG)
         assert float(dual.lower) <= float((moved * W).sum()) * ROOM
 

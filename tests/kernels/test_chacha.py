@@ -49,9 +49,8 @@ def test_known_answers_of_rfc_8439(name):
     words = chacha.block(key, index, group, stream)
     assert words.shape == (2, 16)
     assert words[1].numpy().tobytes() == bytes.fromhex(expected)
-    assert chacha.keystream(
-        key, int(index[1]), 1, group, stream
-    ).numpy().tobytes() == bytes.fromhex(expected)
+    stream_words = chacha.keystream(key, int(index[1]), 1, group, stream)
+    assert stream_words.numpy().tobytes() == bytes.fromhex(expected)
 
 
 @pytest.mark.parametrize(

@@ -365,9 +365,8 @@ def test_the_reference_of_a_large_crowd_takes_its_users_in_parts(
     monkeypatch.setattr(module, limit, 7 * width)
     parts = getattr(module, form)(*arguments, **options)
     assert set(sizes) == {7, 2}
-    assert (parts - whole).abs().max() <= 1e-5 * float(
-        whole.abs().max()
-    ) * whole.is_floating_point()
+    size = float(whole.abs().max())
+    assert (parts - whole).abs().max() <= 1e-5 * size * whole.is_floating_point()
 
 
 def test_a_callers_autocast_does_not_spoil_the_trial(auto, monkeypatch):

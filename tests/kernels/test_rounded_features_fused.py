@@ -141,6 +141,7 @@ def test_a_projection_that_overflows_counts_as_no_turn(device):
     frequencies = torch.tensor([[3.0, 3.0], [3.0, -3.0]], device=device)
     phases = torch.tensor([[0.0, 0.5], [0.5, 0.0]], device=device)
     wanted = phases.mT.flatten() == 0
-    assert (fused.rounded_counts(x, frequencies, phases, 5, 0, 1)[0] == 40 * wanted).all()
+    counts = fused.rounded_counts(x, frequencies, phases, 5, 0, 1)
+    assert (counts[0] == 40 * wanted).all()
     assert (reference.rounded_bits(x, frequencies, phases, 5, 0, 0) == wanted).all()
     assert (fused.positive_counts(x, frequencies, phases) == 40 * wanted).all()

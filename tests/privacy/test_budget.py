@@ -142,9 +142,8 @@ def test_guarantee_mu_of_pure_privacy_is_the_least_that_covers_it(epsilon):
     mu = math.sqrt(100.0**2 - budget.spend(asked(epsilon)).mu ** 2)
     # the Gaussian trade-off curve meets the response's corner
     lie = 0.5 * math.erfc(mu / 2 / math.sqrt(2))
-    assert math.log(lie) == pytest.approx(
-        -epsilon - math.log1p(math.exp(-epsilon)), rel=1e-6, abs=1e-5
-    )
+    expected = -epsilon - math.log1p(math.exp(-epsilon))
+    assert math.log(lie) == pytest.approx(expected, rel=1e-6, abs=1e-5)
 
 
 def test_threads_spend_what_there_is_and_no_more():
