@@ -112,6 +112,7 @@ def test_guarantee_no_point_of_the_domain_exceeds_the_oracles_upper_bound(name):
         for centre in (middle, middle + normal(domain.dimension, seed=22)):
             found = domain.maximise(B, centre)
             reached = float(value(found.points[0], B, centre))
+            # the value is that of the point which is returned
             assert found.value == pytest.approx(reached, rel=1e-9)
             assert found.value <= found.upper
             assert value(points, B, centre).max() <= found.upper * (1 + 1e-9) + 1e-12
@@ -123,6 +124,7 @@ def test_oracle_is_as_good_as_its_factor(name):
     middle = some_points(domain).mean(0) if domain.middle is None else domain.middle
     for B in forms(domain.dimension):
         found = domain.maximise(B, middle)
+        # the factor that the domain states, up to rounding
         assert found.upper <= domain.factor * found.value * (1 + 1e-6) + 1e-12
 
 
@@ -183,6 +185,7 @@ def test_projection_is_the_nearest_point(name):
     inside = NEAR * longest**2
     # no point of K lies beyond the plane through the nearest one
     assert gain.max() <= 2e-4 * size + inside
+    # a projection of a projection
     assert torch.allclose(domain.project(nearest), nearest, atol=1e-5)
 
 
@@ -218,4 +221,5 @@ def test_polytope_membership_agrees_with_linear_programming(seed):
             sums,
             [1.0],
         )
+        # the linear program's tolerance
         assert inside == (found.fun <= 1e-6)

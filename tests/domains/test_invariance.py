@@ -237,12 +237,14 @@ def test_a_point_far_off_decides_nothing_about_the_others():
     x = torch.rand(20, 3, generator=generator(1)).double()
     x = torch.cat([x, torch.full((1, 3), 1e12)])
     assert square.contains(x).tolist() == [True] * 20 + [False]
+    # beside a number of 1e12
     assert_close(square.project(x), x.clamp(0, 1), rtol=0, atol=1e-6)
 
 
 def test_asymmetric_points_of_a_few_thousand_floats_are_not_symmetric():
     points = 1 + EPS * torch.tensor([[0.0], [60.0], [6300.0]], dtype=torch.float64)
     assert FiniteSet(points).middle is None
+    # half of the length is what a centre reaches
     assert noise_shape(FiniteSet(points), 2.0).certificate.lower <= 6300 * EPS / 2 * (1 + 1e-10)
 
 

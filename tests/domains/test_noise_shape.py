@@ -99,6 +99,7 @@ def test_certified_norm_is_the_closed_form(name, p):
     shape = noise_shape(domain, p)
     lower = float(shape.certificate.lower)
     upper = shape.upper
+    # the bracket holds the closed form, and is as narrow as tol
     assert lower <= exact(p) * (1 + 1e-9)
     assert exact(p) <= upper * (1 + 1e-9)
     assert upper <= exact(p) * (1 + 1e-4)
@@ -117,6 +118,7 @@ def test_fifteen_points_in_five_dimensions_agree_with_the_semidefinite_program(p
         shift=shift,
         tol=1e-5,
     )
+    # the semidefinite solver is good to some 1e-6
     assert shape.upper == pytest.approx(float(exact.upper), rel=1e-5)
     assert float(shape.certificate.lower) == pytest.approx(float(exact.lower), rel=1e-5)
     assert shape.upper <= float(shape.certificate.lower) * (1 + 1e-5)
@@ -145,6 +147,7 @@ def test_guarantee_the_ellipsoid_holds_the_domain_and_the_bounds_are_in_order(na
     shape = noise_shape(domain, p, shift=shift)
     points = torch.cat([domain.extreme(normal(200, domain.dimension, seed=14)), domain.spanning()])
     u = (points - shape.centre) @ torch.linalg.pinv(shape.root).mT
+    # coordinates in the ellipsoid, up to rounding
     assert u.norm(dim=-1).max() <= 1 + 1e-7
     assert torch.allclose(shape.centre + u @ shape.root.mT, points, atol=1e-6)
     assert float(shape.certificate.lower) <= shape.upper * (1 + 1e-12)
@@ -191,6 +194,7 @@ def test_guarantee_both_bounds_hold_for_any_ellipsoid_and_any_weights(name, p):
         )
         assert float(best.lower) <= enclosed.upper
         inside = (points - centre) @ torch.linalg.pinv(enclosed.root).mT
+        # inside, up to rounding
         assert inside.norm(dim=-1).max() <= 1 + 1e-9
         assert dual_value(domain, proposal, p, True) <= float(best.upper) * (1 + 1e-12)
 
@@ -226,6 +230,7 @@ def test_column_generation_from_the_oracle_alone_finds_what_closed_forms_know(pl
     assert hidden.proposal(p, True, 1e-4) is None
     exact = noise_shape(plain, p)
     found = noise_shape(hidden, p)
+    # a true bracket; the oracle's factor stays open above
     assert float(found.certificate.lower) <= exact.upper * (1 + 1e-9)
     assert float(found.certificate.lower) >= exact.upper * (1 - 1e-3)
     assert found.upper <= exact.upper * max(1 + 1e-4, math.sqrt(plain.factor))
@@ -277,6 +282,7 @@ def test_a_wide_gap_is_said_where_the_oracle_is_not_exact():
     with pytest.warns(RuntimeWarning, match="gap of .* for an oracle that is not exact"):
         hidden = linear_image(normal(4, 40, seed=28), SchattenBall(10, 4, 1.0))
         certificate = noise_shape(hidden, 2.0).certificate
+        # the trace norm's oracle is not exact
         assert float(certificate.gap) > 0.26
 
 
@@ -284,6 +290,7 @@ def test_a_wide_gap_is_said_where_the_oracle_is_not_exact():
 def test_norm_is_homogeneous_and_blind_to_translation_and_grows_with_the_set(p):
     base = noise_shape(FiniteSet(POINTS), p).upper
     moved = noise_shape(FiniteSet(-2.5 * POINTS + 1e4), p)
+    # tol of either
     assert moved.upper == pytest.approx(2.5 * base, rel=1e-4)
     assert noise_shape(FiniteSet(POINTS[:5]), p).upper <= base * (1 + 1e-4)
     assert noise_shape(FiniteSet(POINTS), p, shift=False).upper >= base * (1 - 1e-4)

@@ -42,6 +42,7 @@ def test_the_largest_of_independent_normals_is_the_integral_of_its_tail(deviatio
     second, _ = integrate.quad(
         lambda t: 2 * t * tail(t), 0, 12 * scale.max(), limit=400, epsabs=1e-11
     )
+    # the quadrature's tolerance
     assert error.root_mean_square.value == pytest.approx(math.sqrt(second), rel=1e-8)
 
 
@@ -49,6 +50,7 @@ def test_the_largest_of_independent_normals_is_the_integral_of_its_tail(deviatio
 @pytest.mark.parametrize("d", [1, 3, 10])
 def test_guarantee_the_ceiling_and_the_floor_hold_the_error_between_them(p, d):
     error = NormError(normal(d, d, seed=d), p)
+    # four standard errors of the draws
     slack = 4 * error.root_mean_square.standard_error + 1e-12 * error.floor
     assert error.floor <= error.root_mean_square.value + slack
     assert error.root_mean_square.value <= error.ceiling + slack

@@ -61,6 +61,7 @@ def test_agrees_with_the_semidefinite_program(W, share):
     alpha = share * size
     certificate = approximate(W, alpha, tol=1e-4).certificate
     value = semidefinite(W, alpha)
+    # the semidefinite solver is good to some 1e-6
     assert certificate.lower * (1 - 1e-5) <= value <= certificate.upper * (1 + 1e-5)
     assert certificate.gap <= 1e-4
 
@@ -70,6 +71,7 @@ def test_agrees_with_the_semidefinite_program(W, share):
 def test_zeta_agrees_with_the_semidefinite_program(W, price):
     certificate = zeta(W, 1, price, tol=1e-4).certificate
     value = semidefinite(W, price=price)
+    # the semidefinite solver is good to some 1e-6
     assert certificate.lower * (1 - 1e-5) <= value <= certificate.upper * (1 + 1e-5)
 
 
@@ -122,6 +124,7 @@ def test_factors_that_miss_more_than_alpha_are_charged():
     # what an evaluator without the residual would report
     assert naive < good.certificate.lower * 0.9
     assert charged.upper > good.certificate.lower
+    # the factors miss 0.3, and that is what is said
     assert abs(float(charged.residual) - 0.3) < 1e-9
 
 
@@ -145,6 +148,7 @@ def test_hadamard_and_parities_shrink():
         alpha = torch.tensor([0.0, 0.25, 0.5, 0.75])
         certificate = approximate(W, alpha, tol=1e-6).certificate
         expected = math.sqrt(W.shape[0]) * (1 - alpha.double())
+        # the bracket holds the closed form
         assert (certificate.lower <= expected * (1 + 1e-9)).all()
         assert (expected <= certificate.upper * (1 + 1e-9)).all()
 
@@ -156,6 +160,7 @@ def test_one_level_with_signs_is_offered_before_anything_is_iterated():
     alpha = torch.tensor([0.5, 0.6, 0.75, 0.9, 1.0, 1.5], dtype=torch.float64)
     found = approximate(workloads.all_ranges(32), alpha)
     assert found.iterations == 0
+    # both bounds are the closed form itself
     assert_close(found.certificate.upper, (1 - alpha).clamp_min(0), rtol=1e-12, atol=1e-12)
     assert_close(found.certificate.lower, (1 - alpha).clamp_min(0), rtol=1e-12, atol=1e-12)
     signs = normal(9).sign()[:, None] * normal(7, seed=1).sign()
@@ -181,6 +186,7 @@ def test_guarantee_approximate_curve_is_convex_and_keeps_within_alpha():
     certificate = found.certificate
     lower = certificate.lower
     upper = certificate.upper
+    # a true bracket, and a narrow one
     assert (lower <= upper * (1 + 1e-12)).all()
     assert (certificate.gap <= 1e-3).all()
     assert (certificate.residual <= alpha + 1e-14).all()
@@ -229,6 +235,7 @@ def test_guarantee_zeta_is_least_over_alpha():
         alpha = torch.linspace(0, scale, 21, dtype=torch.float64)
         values = approximate(scale * W, alpha).certificate.upper + price * alpha
         assert lower <= values.min()
+        # the grid of alpha costs a little, the solver less
         assert upper <= values.min() * (1 + 2e-3)
         assert upper <= lower * (1 + 1e-3)
 
@@ -236,6 +243,7 @@ def test_guarantee_zeta_is_least_over_alpha():
 def test_guarantee_zeta_is_the_norm_itself_where_errors_are_dear():
     W = workloads.prefix(10)
     certificate = zeta(W, 10**6, 1.0).certificate
+    # at this price nothing may be missed
     assert certificate.lower <= gamma2(W.dense()) * (1 + 1e-3)
     assert certificate.residual < 1e-12
     column = torch.tensor([[1.86441095], [0.05749285]], dtype=torch.float64)
@@ -264,6 +272,7 @@ def test_guarantee_least_error_is_least_over_alpha(variance):
     lower = found.certificate.lower
     upper = found.certificate.upper
     assert lower <= values.min()
+    # the grid of alpha costs a little, the solver less
     assert upper <= min(values.min(), lower) * (1 + 3e-3)
     assert_close(variance * found.norm**2 + found.certificate.residual**2, upper, rtol=1e-9, atol=0)
 
@@ -271,7 +280,11 @@ def test_guarantee_least_error_is_least_over_alpha(variance):
 def test_a_gap_that_is_not_reached_is_reported():
     with pytest.warns(RuntimeWarning, match="certified gap"):
         certificate = approximate(
-            workloads.all_ranges(8), 0.3, tol=1e-6, max_iterations=10
+            # ten iterations are far too few
+            workloads.all_ranges(8),
+            0.3,
+            tol=1e-6,
+            max_iterations=10,
         ).certificate
     assert certificate.lower <= certificate.upper
     assert certificate.gap > 1e-6
@@ -302,6 +315,7 @@ def test_guarantee_distortion_and_norm_are_those_of_the_factors(reduce):
     scale = W.abs().amax((-2, -1))
     residual = found.certificate.residual
     assert (missed <= residual).all()
+    # what is stated is what is missed, up to rounding
     assert (residual <= missed + 1e-12 * scale).all()
     rows = found.left.norm(dim=-1).amax(-1)
     columns = found.right.norm(dim=-2).amax(-1)
@@ -327,6 +341,7 @@ def test_guarantee_bounds_are_of_the_norm_within_the_residual(reduce):
         W = full.left @ full.right - r * found.witness.sign()
         least = approximate(W, found.certificate.residual, tol=1e-5).certificate
         assert laws.overlap(least, found.certificate)
+        # truncation is checked to be tight; a projection is random
         assert reduce is projected or found.certificate.lower > 0.99 * least.lower
 
 
@@ -337,6 +352,7 @@ def test_from_the_factorizations_own_rank_on_nothing_changes(reduce):
     for rank in (3, 6, 50):
         found = reduce(factorization, max(rank, factorization.left.shape[-1]))
         product = factorization.left @ factorization.right
+        # products of the same numbers in another order
         assert_close(found.left @ found.right, product, rtol=1e-12, atol=1e-14)
         assert found.certificate.residual < 1e-12
 
@@ -353,6 +369,7 @@ def test_dtype_and_shift(reduce):
     target = single.double() - factorization.shift.double()[:, None]
     product = found.left.double() @ found.right.double()
     missed = (target - product).abs().max()
+    # what float32 loses is part of the residual
     assert missed <= found.certificate.residual <= missed + 1e-5
 
 
@@ -371,8 +388,10 @@ def test_truncation_is_the_best_in_the_weighted_norm():
 
     least = error(found.left, found.right)
     singular = torch.linalg.svdvals(weights.sqrt() * W)
+    # Eckart and Young in the weighted norm
     assert abs(least - float(singular[3:].square().sum())) < 1e-10
     U, S, Vh = torch.linalg.svd(W)
+    # negative control: the plain singular vectors
     assert error(U[:, :3] * S[:3], Vh[:3]) > 1.001 * least
 
 
@@ -384,12 +403,14 @@ def test_truncation_never_raises_the_norm(rank):
         random(12, 20),
     ):
         factorization = factorize(W, tol=1e-8)
+        # rounding and the solver's own gap of 1e-8
         assert truncate(factorization, rank).norm <= factorization.certificate.upper * (1 + 1e-4)
 
 
 def test_projection_is_unbiased_with_the_variance_of_its_law():
     """Var (L A A^T R)_ij = (||L_i||^2 ||R_j||^2 + (W_ij)^2) / rank for Gaussian A."""
     W = random(3, 4)
+    # enough for a mean to 2 % and a variance to 20 %
     draws = 4000
     rank = 2
     one = factorize(W)
@@ -400,6 +421,7 @@ def test_projection_is_unbiased_with_the_variance_of_its_law():
     columns = one.right.norm(dim=0).square()
     variance = (rows[:, None] * columns + W.square()) / rank
     z = (products.mean(0) - W) / (variance / draws).sqrt()
+    # the largest of twelve normal deviations
     assert z.abs().max() < 4.5
     ratio = products.var(0) / variance
     # a matrix with E A A^T = I / 2 or 2 I fails by a factor of 2 at least
@@ -487,5 +509,6 @@ def test_the_papers_last_inequality_is_loose_by_two():
         assert entry <= beta
     one = torch.ones(1, 1).double()
     beta, entry = beta_and_entry(one, one, 1.1 * one)
+    # attained, up to rounding
     assert abs(entry - beta) < 1e-12
     assert beta > 0.2

@@ -152,9 +152,11 @@ def judge(index, p, shift):
     claimed = found.certificate
     assert claimed.lower <= above * ROOM
     assert below <= claimed.upper * ROOM
+    # tol is 1e-6, the program as good again
     assert claimed.upper <= above * (1 + 2e-6)
     assert claimed.lower >= below * (1 - 2e-6)
     v = None if found.shift is None else found.shift.numpy()
+    # entries that cancel leave rounding of this size
     slack = 1e-13 * np.abs(W).max()
     again = upper(
         W,
@@ -225,6 +227,7 @@ def test_guarantee_approximate_and_dual_bounds_hold():
         rows = np.sqrt(c)[:, None]
         columns = np.sqrt(P[used] / P.sum())
         needed = singular_values(unit[:, used] / rows / columns)
+        # the same formula in long double
         assert float(dual.upper) == pytest.approx(float(needed.max()), rel=1e-11)
         # <X, U> <= gamma_2(X) gamma_2*U
         for other, X in enumerate(INSTANCES):
@@ -268,6 +271,7 @@ def epochs_judge(index, period, p):
     rows = lp(np.sqrt(squares), p)
     reached = largest_move(right, period)
     promised = float(claimed.upper / rows)
+    # block ascent finds the largest move
     assert 1 - 1e-6 <= reached / promised <= ROOM
     X = cp.Variable((n, n), PSD=True)
     y = cp.Variable(n)
@@ -279,6 +283,7 @@ def epochs_judge(index, period, p):
     value = cp.max(cp.hstack(errors)) if p == math.inf else cp.sum(errors)
     problem = cp.Problem(cp.Minimize(value), bounded)
     exact = math.sqrt(problem.solve(solver=cp.CLARABEL)) * size
+    # the program is solved to some 1e-7
     assert claimed.lower <= exact * (1 + 1e-6)
     assert exact <= claimed.upper * (1 + 1e-6)
     return reached / promised
@@ -333,6 +338,7 @@ def test_planted_faults_of_norms_shifts_and_epochs_are_caught(monkeypatch):
             judge(1, 3, False)
     W = INSTANCES[3]
     truths = truth(3, 2, True)
+    # negative control: without the projection off the constants it would prove too much
     assert lower(W, np.ones(3), np.ones(3), 2, False) > truths[1] * 1.5
     epochs_judge(1, 1, 2)
 

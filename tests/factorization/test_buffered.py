@@ -26,6 +26,7 @@ from torchdp.randomness import keyed_generator
 from torchdp.training import Separated, sensitivity
 from torchdp.workloads import RunningSums
 
+# fewer iterations than by default: what is tested is that the bounds are true
 FEW = replace(search.SEPARATED, most=25)
 ONCE = replace(search.ONCE, most=60)
 RECALLED = replace(search.RECALLED, most=20)
@@ -66,11 +67,13 @@ def test_norms_are_those_of_the_dense_strategy(
     assert math.isclose(
         float(found.certificate.upper), float(torch.linalg.vector_norm(rows, ord=p)), rel_tol=1e-10
     )
+    # no strategy is better than the best one
     assert found.certificate.upper >= factorize(W, p, tol=1e-6).certificate.lower
 
 
 def test_three_buffers_come_close_to_the_best_strategy():
     found = factorize_buffered(RunningSums(100), 3, 2.0)
+    # three buffers lose a five hundredth of the optimum
     assert found.certificate.gap < 2e-3
     # the control: no diagonals
     toeplitz = replace(
@@ -149,6 +152,7 @@ def test_guarantee_no_set_moves_further_and_one_moves_as_far_as_is_said():
             # the control: other users move further
             assert moved(C.dense(), 1, times + 1) > worst * (1 + 1e-9)
     assert open_ones < 10
+    # the bound is not always attained, but it is close on average
     assert max(close) > 1.001
     assert sum(close) / 60 < 1.05
 
@@ -200,6 +204,7 @@ def test_guarantee_a_strategy_for_users_who_keep_apart(
     assert math.isclose(float(c.upper), float(torch.linalg.vector_norm(rows, ord=p)), rel_tol=1e-8)
     best = factorize_separated(W.dense(), gap, times, p, max_iterations=30).certificate
     assert c.lower <= best.upper * (1 + 1e-9)
+    # few buffers lose a third of the optimum at most
     assert best.lower <= c.upper < 1.35 * best.upper
     # the control: made for one step
     once = factorize_buffered(W, 2, p)
@@ -212,6 +217,7 @@ def test_larger_problems_begin_with_smaller_ones(monkeypatch):
     whole = factorize_buffered(RunningSums(40), 1, 2.0, gap=10, times=4).certificate.upper
     monkeypatch.setattr(search, "SEPARATED", replace(FEW, whole=20))
     begun = factorize_buffered(RunningSums(40), 1, 2.0, gap=10, times=4).certificate.upper
+    # a search that begins with a smaller problem ends as low
     assert begun < 1.03 * whole
 
 
@@ -260,10 +266,12 @@ def test_guarantee_no_class_moves_further_than_is_said():
         for i, truth in enumerate(classes(exact, C.period)):
             off = abs(float(products[i].abs().sum() - truth))
             assert off <= float(rounding[i])
+            # the rounding that is stated covers the error
             assert rounding[i] < 1e-10 * max(truth, float(rounding.max()))
         if C.steps > 2 * C.period:
             # the control: A counts
             plain = RecalledStrategy(C.buffered, C.period, torch.zeros_like(C.earlier))
+            # negative control: the plain products differ
             assert not torch.allclose(plain.class_products()[0], products, rtol=1e-3)
         shorter = C.leading(C.steps - 1)
         assert torch.allclose(shorter.dense(), C.dense()[:-1, :-1])

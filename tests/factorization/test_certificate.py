@@ -41,6 +41,7 @@ def test_scale_of_weights_is_free_and_zero_weights_prove_nothing():
         W,
         torch.eye(5),
         1e200 * c,
+        # scales at the ends of the range of floats
         1e-200 * P,
     )
     assert_close(one.lower, other.lower)
@@ -114,6 +115,7 @@ def test_an_evaluator_that_errs_by_a_ten_millionth_is_refused(fault, monkeypatch
     ones = torch.ones(8)
     # mirrored or not
     W = eye if fault == "eigvalsh" else eye[[1, 2, 0, 3, 4, 5, 6, 7]]
+    # an evaluator without a fault loses next to nothing
     assert float(certify(W, W, eye, ones, ones).rounding) < 1e-13
     right = getattr(torch.linalg, fault)
     factor = 1 - 1e-7 if fault == "vector_norm" else 1 + 1e-7
@@ -168,6 +170,7 @@ def test_subnormal_weights_keep_their_ratios():
     W = torch.eye(5).double()
     grains = torch.tensor([1.0, 2.0, 2.0, 3.0, 3.0]).double()
     lower = [certify(W, W, W, scale * grains, grains, p=3).lower for scale in (1.0, 5e-324)]
+    # ratios to the last digits
     assert_close(lower[1], lower[0], rtol=1e-14, atol=0)
 
 

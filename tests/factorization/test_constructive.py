@@ -59,6 +59,7 @@ def test_prefix_sums_are_within_the_published_bounds(k):
     h = (k - 1).bit_length()
     bounds = [float(build(k).certificate.upper) for build in PREFIX]
     tree, root, normalised = bounds
+    # the published bound of the binary tree
     assert tree <= math.sqrt((h + 1) * max(h, 1)) * (1 + 1e-12)
     if k == 2**h:
         # attained, so a smaller bound is false
@@ -68,6 +69,7 @@ def test_prefix_sums_are_within_the_published_bounds(k):
     coefficients = [math.comb(2 * j, j) / 4**j for j in range(k)]
     exact = sum(c**2 for c in coefficients)
     assert root == pytest.approx(exact, rel=1e-12)
+    # the published bound is no more than .2 too large
     assert root_bound(k) - 0.2 < exact <= root_bound(k)
     if k >= 5:
         assert normalised < root
@@ -75,6 +77,7 @@ def test_prefix_sums_are_within_the_published_bounds(k):
 
 @pytest.mark.parametrize("k, worst, mean", [(64, 2.21177, 2.12770), (256, 2.64496, 2.55726)])
 def test_normalised_square_root_has_the_published_values(k, worst, mean):
+    # published to five digits
     assert float(normalised_square_root(k).certificate.upper) == pytest.approx(worst, abs=1e-5)
     root_mean_square = float(normalised_square_root(k, 2).certificate.upper) / math.sqrt(k)
     assert root_mean_square == pytest.approx(mean, abs=1e-5)
@@ -84,6 +87,7 @@ def test_best_decoder_has_the_shortest_rows():
     tree = binary_tree(16)
     best = best_decoder(workloads.prefix(16).dense(), tree.right)
     norms = best.left.norm(dim=1) * best.sensitivity, tree.left.norm(dim=1) * tree.sensitivity
+    # never longer, and somewhere shorter
     assert (norms[0] <= norms[1] * (1 + 1e-12)).all()
     assert (norms[0] < 0.99 * norms[1]).any()
 
@@ -119,6 +123,7 @@ def test_block_diagonal_matrices_have_the_l_p_norm_of_their_norms(p):
     blocks = [normal(3, 3), normal(2, 4, seed=1)]
     whole = factorize(torch.block_diag(*blocks), p, tol=1e-7).certificate
     norms = torch.stack([factorize(block, p, tol=1e-7).certificate.upper for block in blocks])
+    # the certificates' own gaps
     assert inside(torch.linalg.vector_norm(norms, ord=p), whole, 1e-6)
     # one point of each set is more than one point
     assert not inside(gamma_product_domain(norms, p), whole, 1e-3)
@@ -134,6 +139,7 @@ def test_product_domains_have_the_norm_of_lemma_60(p):
         [factorize(K, p, True, tol=1e-7).certificate.upper for K in (first, second)]
     )
     whole = factorize(pairs, p, True, tol=1e-7).certificate
+    # the certificates' own gaps
     assert inside(gamma_product_domain(norms, p), whole, 1e-6)
     assert not inside(torch.linalg.vector_norm(norms, ord=p), whole, 1e-3)
 
@@ -160,8 +166,10 @@ def test_ellipsoids_between_polygons(p):
     polygon = A @ circle + normal(2, 1, seed=1)
     found = factorize(polygon, p, True, tol=1e-6).certificate
     value = gamma_ellipsoid(A, p)
+    # the polygon lies inside of the ellipsoid, and is nearly as large
     assert found.lower <= value * (1 + 1e-9)
     assert value * math.cos(math.pi / N) <= found.upper
+    # negative control: one per cent less
     assert not found.lower <= 0.99 * value
 
 
@@ -217,6 +225,7 @@ def test_three_way_marginals_of_a_thousand_bits():
     """
     made = MarginalFactorization(1000, 3)
     assert made.cells == 1_329_336_000
+    # closed forms: the bounds differ by rounding
     assert made.certificate().gap <= 1e-11
     # of 40 bits: sets share subsets
     keys = torch.rand(20_000, 40, generator=generator())
@@ -233,6 +242,7 @@ def test_three_way_marginals_of_a_thousand_bits():
     )
     assert noise.shape == (20_000, 8)
     ratio = apart.square().mean() / made.variance(2.0)
+    # 333 tables: the variance of the noise to ten per cent
     assert float(ratio) == pytest.approx(1, abs=0.1)
     same = (sets == sets[0]).all(1)
     assert_close(noise[same], noise[:1].expand(int(same.sum()), 8))

@@ -40,6 +40,7 @@ def brackets(
     certificate = factorize(W, p, shift, tol=within).certificate
     upper = float(certificate.upper)
     lower = float(certificate.lower)
+    # on the right side of the value, up to what it is known to
     assert value * (1 - within) <= lower <= value * (1 + 1e-8)
     assert value * (1 - 1e-8) <= upper <= value * (1 + within)
 
@@ -175,6 +176,7 @@ def test_our_bounds_meet_those_certified_elsewhere(name, n, p, low, high):
     rows = n if name != "ranges" else n * (n + 1) // 2
     certificate = factorize(W, p, tol=1e-6).certificate
     scale = 1 if p == math.inf else math.sqrt(rows)
+    # both brackets hold the same number
     assert certificate.gap <= 1e-6
     assert certificate.lower / scale <= high * (1 + 1e-7)
     assert certificate.upper / scale >= low * (1 - 1e-7)
@@ -189,6 +191,7 @@ def test_guarantee_reference_does_not_take_the_solvers_word():
     assert result.certificate.residual > 0
     assert result.iterations > 0
     tiny = reference(W.double() * 1e-100).certificate
+    # the solver works on numbers of size one
     assert_close(tiny.upper * 1e100, result.certificate.upper, rtol=1e-6, atol=0)
 
 

@@ -54,10 +54,12 @@ def test_batch_equals_one_by_one(p, shift):
     W[0, 2] *= 1e150
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
+        # dependent columns need many iterations at this tolerance
         batch = factorize(W, p, shift, tol=1e-8, max_iterations=2000).certificate
         for i in range(2):
             for j in range(3):
                 one = factorize(W[i, j], p, shift, tol=1e-8, max_iterations=2000).certificate
+                # both stop within tol of the optimum
                 assert_close(batch.upper[i, j], one.upper, rtol=2e-8, atol=0)
                 assert_close(batch.lower[i, j], one.lower, rtol=2e-8, atol=0)
 
@@ -77,6 +79,7 @@ def test_batch_equals_one_by_one(p, shift):
 def test_thin_shapes(shape, p, shift):
     W = normal(*shape)
     result = factorize(W, p, shift)
+    # as by default
     assert result.certificate.gap <= 1e-3
     assert result.left.shape[0] == shape[0]
     assert result.right.shape[1] == shape[1]
@@ -87,6 +90,7 @@ def test_thin_shapes(shape, p, shift):
 def test_scales(scale):
     W = normal(6, 5)
     certificate = factorize(scale * W).certificate
+    # powers of ten are not exact
     assert_close(certificate.upper / scale, factorize(W).certificate.upper, rtol=1e-9, atol=0)
 
 
@@ -96,6 +100,7 @@ def test_graded_columns_are_charged_not_forgotten():
     out.
     """
     W = normal(6, 5) * torch.tensor([1, 1e-3, 1e-4, 1e-5, 1e-6], dtype=torch.float64)
+    # reached in spite of what falls below the rank tolerance
     assert factorize(W, tol=1e-5).certificate.gap <= 1e-5
     with warnings.catch_warnings():
         # 1e-9 is out of reach, but nothing is lost by asking
@@ -133,6 +138,7 @@ def test_guarantee_factorize_reports_an_early_stop_and_is_still_true(n):
         certificate = factorize(workloads.prefix(n), max_iterations=1).certificate
     assert record[0].filename == __file__
     assert certificate.lower <= value <= certificate.upper
+    # one iteration is far from enough
     assert certificate.gap > 1e-3
     symmetric = workloads.absolute_difference(n).dense()
     with pytest.warns(RuntimeWarning, match="certified gap") as record:
@@ -163,6 +169,7 @@ def test_factors_are_w_s_and_the_norm_is_the_weighted_one(p, shift):
     assert_close(rows * found.sensitivity, found.certificate.upper)
     # balanced in the weighted norm
     assert_close(rows, found.sensitivity)
+    # the weighted norm is that of the weighted matrix
     assert_close(found.certificate.lower, gamma(w[:, None] * W, p, shift), rtol=2e-6, atol=0)
 
 
@@ -187,6 +194,7 @@ def test_guarantee_weighted_certificate_is_certify_s(p, shift):
     )
     for name in ("upper", "lower", "residual"):
         for other in (found.certificate, by_hand):
+            # the same numbers in another order
             assert_close(getattr(again, name), getattr(other, name), rtol=1e-12, atol=1e-14)
     truth = factorize(w[:, None] * W, p, shift, tol=1e-6).certificate
     assert laws.overlap(again, truth)

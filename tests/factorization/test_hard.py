@@ -76,6 +76,7 @@ def most_information(instance: HardInstance, epsilon: float) -> float:
 def test_guarantee_information_bounds_every_channel(name):
     instance = hard_instance(SMALL[name])
     for epsilon in EPSILONS:
+        # the linear program's tolerance
         assert most_information(instance, epsilon) <= instance.information(epsilon) * (1 + 1e-7)
 
 
@@ -94,7 +95,9 @@ def test_information_is_attained():
     """
     for epsilon in EPSILONS:
         coin = hard_instance(COIN)
+        # a closed form
         assert math.isclose(coin.information(epsilon), math.tanh(epsilon / 2) ** 2, rel_tol=1e-9)
+        # attained by randomized response
         assert most_information(coin, epsilon) > 0.9999 * coin.information(epsilon)
     for k in (3, 4, 6):
         epsilon = math.log(k - 1)
@@ -104,6 +107,7 @@ def test_information_is_attained():
         signal = (histogram.directions @ response.T).square() / (response @ histogram.type_weights)
         weights = histogram.query_weights[:, None]
         attained = float((weights * signal).sum())
+        # the histogram's solver stops at 1e-3
         assert math.isclose(attained, histogram.information(epsilon), rel_tol=1e-3)
         certificate = factorize(torch.eye(k), shift=True, tol=1e-6).certificate
         norm = float(certificate.upper)
@@ -120,6 +124,7 @@ def test_guarantee_directions_keep_distributions_and_move_the_query_at_rate_1(na
     used = instance.query_weights > 0
     ends = [laws + sign * half[:, None] * instance.directions for sign in (-1, 1)]
     for law in (laws, *ends):
+        # distributions, up to rounding
         assert (law >= -1e-12).all()
         assert_close(law.sum(-1), torch.ones_like(half))
     moved = ((ends[1] - ends[0]) * W).sum(-1)
@@ -166,6 +171,7 @@ def test_guarantee_samples_hold_for_the_best_estimate_of_randomized_response(n, 
         mean_inverse = float(_mean_inverse(torch.tensor(slope * half, dtype=torch.float64)))
         allowed = n * slope**2 * mean_inverse
         prior = (math.pi / half) ** 2
+        # the prior is cut into a thousand cells
         assert 1 / square <= (allowed + prior) * (1 + 1e-6)
         assert math.pi / (2 * math.e) / absolute**2 <= (allowed + prior) * (1 + 1e-6)
         # negative control: wrong without the prior's share
@@ -200,6 +206,7 @@ def test_guarantee_samples_absolute_are_below_randomized_response(epsilon):
         (binom.pmf(ones, n, (1 + slope * mean) / 2) * abs((2 * ones / n - 1) / slope - mean)).sum()
         for mean in np.linspace(0, 1, 21)
     )
+    # within a fifth of the truth, so that the constant is right
     assert 0.8 * n < coin.samples_absolute(worst, epsilon) <= n
     # negative control
     assert coin.samples(worst, epsilon) > 1.3 * n
@@ -234,6 +241,7 @@ def test_guarantee_samples_are_below_the_local_factorization_mechanism(name, eps
         enough = sample_upper_bound(float(found.certificate.upper), variance, alpha, spread=spread)
         assert all(each.samples(alpha, epsilon) <= enough for each in (instance, *others))
     if epsilon <= 1 and name != "with a zero row":
+        # within a factor of 2.6 of a mechanism that exists
         assert enough < 2.6 * instance.samples(0.001, epsilon)
 
 
@@ -249,6 +257,7 @@ def test_the_bound_tends_to_the_norm():
         norm = float(factorize(W, shift=True, tol=1e-5).certificate.lower)
         for epsilon in (0.2, 1.0):
             limit = hard_instance(W).samples(1e-5, epsilon) * 1e-10
+            # the limit is approached from below
             assert 0.98 < limit * (math.sinh(epsilon / 2) / norm) ** 2 <= 1 + 1e-6
 
 
@@ -259,6 +268,7 @@ def test_a_workload_with_its_negative_has_the_norm_without_shift():
     U = witness(W, unshifted.row_weights, unshifted.column_weights)
     symmetric = hard_instance(both, torch.cat([U, -U], 1) / 2)
     expected = float(unshifted.certificate.lower)
+    # a closed form, up to the solver's tolerance
     assert math.isclose(symmetric.information(1.0), math.sinh(0.5) ** 2 / expected**2, rel_tol=1e-3)
     assert math.isclose(
         symmetric.information(1.0), hard_instance(both).information(1.0), rel_tol=1e-2
@@ -353,6 +363,7 @@ def test_guarantee_that_many_users_are_enough():
     sampling = spans.square() / 4
     squares = (noise + sampling).amax() / n
     worst = float(squares.sqrt())
+    # the number of users is not too large either
     assert 0.99 * alpha < worst <= alpha
 
 
@@ -401,6 +412,7 @@ def test_guarantee_no_lattice_noise_has_a_smaller_variance(epsilon, delta):
     bound = least_noise_variance(epsilon, delta)
     for cells in (1, 2):
         least = best_lattice_noise(epsilon, delta, cells)
+        # the linear program's tolerance
         assert bound <= least * (1 + 1e-6)
         # within 1 % of the truth where delta is small
         assert delta > 1e-3 or 1.01 * bound > least
@@ -413,6 +425,7 @@ def test_guarantee_discrete_laplace_noise_attains_the_bound(epsilon):
     second = float((j**2.0 * q**j).sum())
     variance = 2 * second * (1 - q) / (1 + q)
     bound = least_noise_variance(epsilon)
+    # a closed form, and attained
     assert math.isclose(bound, variance, rel_tol=1e-9)
     assert math.isclose(bound, 1 / (2 * math.sinh(epsilon / 2) ** 2), rel_tol=1e-9)
     # the Laplace mechanism's
@@ -426,6 +439,7 @@ def test_delta_lowers_the_bound_and_vanishes_continuously():
         ]
         assert values == sorted(values, reverse=True)
         assert values[-1] > 0
+        # continuous at delta = 0
         assert math.isclose(values[0], values[1], rel_tol=1e-9)
     assert least_noise_variance(50.0, 1e-6) < 1e-20
 

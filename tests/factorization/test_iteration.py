@@ -43,9 +43,11 @@ def test_prefix_256_in_half_the_iterations():
     W = workloads.prefix(256).dense()
     fast, iterations = certified(W, tol=1e-4)
     plain, plain_iterations = certified(W, tol=1e-4, memory=0)
+    # tol, and what rounding adds
     assert fast.gap <= 1.01e-4
     assert plain.gap <= 1.01e-4
     assert 2 * iterations <= plain_iterations
+    # the value as certified elsewhere
     assert max(fast.lower, plain.lower) <= 2.5327186
     assert min(fast.upper, plain.upper) >= 2.5327161
 
@@ -57,6 +59,7 @@ def test_all_ranges_64_in_400_iterations():
     certificate, iterations = certified(workloads.all_ranges(64).dense(), tol=1e-6)
     assert iterations <= 400
     assert certificate.gap <= 1.01e-6
+    # the value as certified elsewhere
     assert certificate.lower <= 2.4886332
     assert certificate.upper >= 2.4886307
 
@@ -84,6 +87,7 @@ def test_points_in_the_plane(p, shift):
         memory=0,
     )
     assert iterations <= 60
+    # tol, and what rounding adds
     assert fast.gap <= 1.01e-6
     assert overlap(fast, plain)
 
@@ -94,6 +98,7 @@ def test_a_norm_of_zero_is_reached_without_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = factorize(W, shift=True)
+    # zero, up to rounding
     assert found.certificate.upper <= 1e-14
     assert_close(found.shift, W[:, 0])
 
@@ -141,6 +146,7 @@ def test_a_tall_matrix_at_p_2_is_solved_through_its_gram_matrix(kind, shift):
         )
     found = factorize(W, 2, shift, tol=1e-6)
     certificate = found.certificate
+    # nothing below this is seen in float64
     rounding = 1e-13 * W.abs().amax((-2, -1))
     assert (certificate.upper <= certificate.lower * (1 + 1e-6) + rounding).all()
     assert (certificate.residual <= rounding).all()
@@ -174,6 +180,7 @@ def test_a_gap_that_only_the_iteration_believes_in_is_closed_in_fact(seed):
     asked for more.
     """
     found = factorize(normal(6, 6, seed=seed), tol=1e-10)
+    # closed in fact
     assert found.certificate.gap <= 1e-10
     assert found.iterations <= 100
 
@@ -192,6 +199,7 @@ def test_a_solver_that_believes_too_much_is_not_believed(monkeypatch):
     with pytest.warns(RuntimeWarning, match="certified gap of .*: raise tol") as record:
         found = factorize(W, tol=1e-5)
     assert found.iterations < 100
+    # what the true certificate says of weights that were believed
     assert found.certificate.gap > 1e-5
     assert "max_iterations" not in str(record[0].message)
     assert found.certificate.lower <= honest.certificate.upper * (1 + 1e-12)
@@ -238,4 +246,5 @@ HALVES = {
 def test_half_precision_is_worked_in_float32(solver, dtype):
     found = HALVES[solver](normal(4, 4, seed=1).to(dtype))
     assert found.left.dtype == found.right.dtype == torch.float32
+    # what float32 can tell
     assert found.certificate.gap <= 2e-5

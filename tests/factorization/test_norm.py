@@ -70,6 +70,7 @@ def test_gradcheck(p, shift):
     ends = torch.stack([W.detach() + steps, W.detach() - steps])
     ahead, behind = gamma(ends, p, shift, tol=1e-9)
     slopes = ((ahead - behind) / 2e-4).reshape(4, 5)
+    # differences of width 1e-4 are good to some 1e-5
     assert_close(gradient, slopes, atol=2e-5, rtol=0)
     # 1 % off is seen
     assert (1.01 * gradient - slopes).abs().max() > 1e-4
@@ -185,6 +186,7 @@ def test_guarantee_no_constant_does_better(seed):
     )
     W = drawn.exp() + seed
     found = free_constant(W)
+    # tol is 1e-3
     assert found.upper <= found.lower * (1 + 1.01e-3)
     scan = torch.linspace(-float(W.max()), 1, 13, dtype=torch.float64)
     assert (found.lower <= factorize(W + scan[:, None, None]).certificate.upper).all()
@@ -313,6 +315,7 @@ def test_it_equals_the_sdp(seed):
     U = U.sign() if seed % 2 else U
     found = gamma2_dual(U)
     value = sdp(U)
+    # the semidefinite solver is good to some 1e-6
     assert float(found.lower) <= value * (1 + 1e-6)
     assert value <= float(found.upper) * (1 + 1e-6)
 
@@ -376,6 +379,7 @@ def test_batches_and_dtypes():
 
 def test_it_warns_where_it_stops_early_and_refuses_bad_arguments():
     with pytest.warns(RuntimeWarning, match="above tol"):
+        # three iterations are far too few
         found = gamma2_dual(DUAL["signs"], max_iterations=3)
     assert found.iterations == 3
     assert found.lower <= gamma2_dual(DUAL["signs"]).upper <= found.upper * (1 + 1e-6)

@@ -60,6 +60,7 @@ def test_a_workload_of_any_rank(case, p):
     expected = program(W, period, p)
     assert certificate.gap <= 1e-3
     assert certificate.residual < 1e-9
+    # tol is 1e-3, the semidefinite solver good to 1e-5
     assert expected * (1 - 1e-5) <= certificate.upper <= expected * (1 + 1e-3)
     assert certificate.lower <= expected * (1 + 1e-5)
     assert_close(found.left @ found.right, W)
@@ -251,6 +252,7 @@ def test_known_values_of_four_epochs(n, p, upper):
     found = factorize_separated(W, gap, 4, p)
     unit = math.sqrt(n) if p == 2 else 1.0
     assert found.certificate.upper / unit <= upper
+    # four per cent is what so few bands leave open
     assert found.certificate.gap < 0.04
     assert_close(found.row_norms, standard_errors(W, found.strategy))
     assert sensitivity(found.strategy, Separated(gap, 4)).value == pytest.approx(1.0, rel=1e-9)
@@ -262,6 +264,7 @@ def test_where_fewer_steps_than_the_gap_permits_no_band_is_best():
     assert found.certificate.gap < 0.15
     assert found.strategy.dense().tril(-4).any()
     C = banded_strategy(W, 4, 2, 2.0, 1000)
+    # negative control: bands are three per cent worse
     assert standard_errors(W, C).norm() > 1.03 * found.certificate.upper
 
 

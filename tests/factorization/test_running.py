@@ -151,6 +151,7 @@ def sixty_digits(W, steps, leaks):
 @pytest.mark.parametrize("spread", [3, 12])
 def test_rounding_stays_far_below_what_is_allowed_for(motion, spread):
     """Weights up to 12 orders of magnitude apart, from one step to the next."""
+    # long enough that rounding would add up
     n = 300
     W = sums(n, *motion)
     P = 10 ** (-spread * weights(n, 7) * n / 2)

@@ -253,6 +253,7 @@ def test_a_false_symmetry_would_be_charged(monkeypatch):
     truth = plain(W, math.inf, False, 1e-6)
     monkeypatch.setattr(fixed_point, "symmetry_of", lambda *args: (True, False))
     with pytest.warns(RuntimeWarning, match="certified gap"):
+        # what a wrong symmetry finds stays far from the optimum
         wrong = factorize(W, tol=1e-4, max_iterations=60).certificate
     assert wrong.gap > 1e-2
     assert laws.overlap(wrong, truth)

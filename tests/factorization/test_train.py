@@ -236,6 +236,7 @@ def test_what_factors_miss_is_charged():
     )
     assert whole.gap <= 1e-5
     assert whole.upper < less.upper < none.upper
+    # a hundredth of the largest entry
     assert less.residual == pytest.approx(0.01 * float(W.abs().max()), rel=1e-9)
 
 
@@ -333,6 +334,7 @@ def test_bands_for_users_who_come_back(p):
         for s in (-1, 0.5, 1):
             user = C[:, i] + s * C[:, i + 3]
             moved.append(float(user.norm()))
+    # what users move is attained
     assert float(rows) * max(moved) == pytest.approx(float(found.certificate.upper), rel=1e-9)
     best = factorize_epochs(W, 3, p, tol=1e-4).certificate
     assert found.certificate.lower <= best.upper

@@ -64,6 +64,7 @@ def test_the_message_is_the_theorem_with_a_coordinate_dropped(shape, norm):
     assert_close(message(*arguments), direct(*arguments), rtol=tolerance, atol=tolerance)
     off = message(*arguments[:-1], 1.01 * arguments[-1])
     if shape[1] > 1:
+        # negative control: one per cent more is seen
         assert not torch.allclose(off, direct(*arguments), rtol=1e-4, atol=1e-4)
 
 

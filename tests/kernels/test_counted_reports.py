@@ -37,8 +37,10 @@ def test_collecting_takes_the_fused_path_and_has_the_law_of_the_aggregate(fused)
         assert oracle.check(tally).n == len(x)
         variances = oracle.workload_variance(torch.eye(4)) @ held.double()
         deviation = variances.sqrt()
+        # the largest of many deviations, each of them normal
         assert ((oracle.totals(tally).cpu() - held) / deviation).abs().max() < 5.2
         wrong = kind(4, 0.3).totals(tally).cpu()
+        # negative control: read with another epsilon
         assert ((wrong - held) / deviation).abs().max() > 5.2
         again = oracle.collect(x.to(fused), noise=noise)
         # a new key from the same noise

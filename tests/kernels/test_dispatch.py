@@ -366,6 +366,7 @@ def test_the_reference_of_a_large_crowd_takes_its_users_in_parts(
     parts = getattr(module, form)(*arguments, **options)
     assert set(sizes) == {7, 2}
     size = float(whole.abs().max())
+    # counts agree exactly, sums of floats up to their order
     assert (parts - whole).abs().max() <= 1e-5 * size * whole.is_floating_point()
 
 

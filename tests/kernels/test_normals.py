@@ -38,11 +38,13 @@ def test_each_column_is_standard_normal_and_columns_are_independent(dtype):
     assert sample.shape == (40_000, 6)
     for column in sample.double().numpy().T:
         assert stats.kstest(column, "norm").pvalue > ALPHA
+        # negative control: a tenth too wide
         assert stats.kstest(1.1 * column, "norm").pvalue < ALPHA
     for power in (1, 2):
         powers = sample.double().pow(power)
         correlations = torch.corrcoef(powers.T) * math.sqrt(len(sample))
         off = correlations - correlations.diagonal().diag()
+        # thirty pairs of columns at this level together
         assert off.abs().max() < stats.norm.isf(ALPHA / 30)
 
 

@@ -30,11 +30,13 @@ def test_turns_are_those_of_the_angle_even_where_it_is_large():
     assert exact.abs().max() > 50
     assert t.abs().max() <= 0.5
     missed = (apart - apart.round()).abs()
+    # one rounding of a turn, and six of each product
     assert (missed <= 2**-23 + 6 * 2**-24 * size).all()
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.1, 0.3, 0.5])
 def test_bits_are_one_as_often_as_the_cosine_says_in_every_wave_and_repeat(shift):
+    # a bit's chance to 1 / 280
     n = 20_000
     features = 6
     x = torch.zeros(n, 1)
@@ -51,6 +53,7 @@ def test_bits_are_one_as_often_as_the_cosine_says_in_every_wave_and_repeat(shift
     chance = (1 + cosine).mT.flatten() / 2
     variance = n * chance * (1 - chance)
     scores = (counts - n * chance) / variance.sqrt().clamp_min(1e-9)
+    # the largest of some hundred deviations
     assert scores.abs().max() < 4.5
     # no two share their words
     assert len(set(counts.flatten().tolist())) > (18 if 0 < shift < 0.45 else 5)

@@ -133,6 +133,7 @@ def test_guarantee_noise_is_rounded_without_error(unit, monkeypatch):
     floats = normals(key, 3, n).tolist()
     off = [abs(x - mpmath.mpf(g) * unit) for x, g in zip(exact, floats, strict=True)]
     room = (reference._error(radius, radius) * unit).tolist()
+    # a quarter of the error that is allowed for
     assert max(float(o) / r for o, r in zip(off, room, strict=True)) < 0.25
     monkeypatch.setattr(reference, "ROUNDINGS", 1e30)
     assert torch.equal(reference.rounded_normals(key, 3, units), decided)

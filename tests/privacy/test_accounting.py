@@ -35,6 +35,7 @@ def test_guarantee_composed_delta_is_never_below_products_written_out(instances,
     p, q = UNEVEN
     truth = mixture(instances, 0, epsilon)
     found = composed_delta([profile_of(p, q)], instances, epsilon)
+    # never below the truth, and above it by the grid of losses alone
     assert truth <= found <= truth * 1.001 + 2e-5
     if truth > 1e-3:
         # one more is seen
@@ -47,6 +48,7 @@ def test_guarantee_both_directions_cover_every_mixture(instances, epsilon):
     p, q = UNEVEN
     mixtures = [mixture(j, instances - j, epsilon) for j in range(instances + 1)]
     found = composed_delta([profile_of(p, q), profile_of(q, p)], instances, epsilon)
+    # each direction is rounded up on the grid of losses
     assert max(mixtures) <= found <= 1.03 * max(mixtures) + 2e-5
 
 
@@ -54,6 +56,7 @@ def test_one_direction_alone_is_not_enough():
     p, q = UNEVEN
     truth = mixture(0, 5, 2.0), mixture(5, 0, 2.0)
     assert composed_delta([profile_of(q, p)], 5, 2.0) < truth[1] - 1e-3
+    # both directions cover
     assert composed_delta([profile_of(p, q)], 5, 2.0) >= max(truth)
 
 
@@ -63,7 +66,9 @@ def test_guarantee_gaussian_noise_composes_to_gaussian_noise(instances):
     for epsilon in (0.5, 1.0, 2.0):
         truth = math.exp(gaussian_log_delta(sigma, epsilon, math.sqrt(instances)))
         found = composed_delta([gaussian_profile(sigma)], instances, epsilon)
+        # what is added for transforms, and the grid's half per cent
         assert truth <= found <= 1.005 * truth + 2 * rounding(instances)
+        # one per cent less noise is seen
         assert composed_delta([gaussian_profile(0.99 * sigma)], instances, epsilon) > found
 
 
@@ -78,6 +83,7 @@ def test_guarantee_pure_privacy_composes_to_the_optimal_bound():
         excess = [max(0, 1 - math.exp(epsilon - (2 * j - instances) * each)) for j in ones]
         truth = math.fsum(m * more for m, more in zip(law, excess, strict=True))
         found = composed_delta([pure_profile(each)], instances, epsilon)
+        # never below the optimal bound, three per cent above it at most
         assert truth <= found <= truth * 1.03 + 1e-8
     assert composed_delta([pure_profile(each)], instances, each * instances) <= 1e-10
 
@@ -87,7 +93,9 @@ def test_guarantee_pure_privacy_composes_to_the_optimal_bound():
 def test_guarantee_composed_epsilon_inverts_composed_delta(instances, delta):
     profiles = one_type_profiles(poisson_law(40.0 * instances))
     epsilon = composed_epsilon(profiles, instances, delta)
+    # the inverse to one per cent, on the side that is safe
     assert composed_delta(profiles, instances, epsilon) <= delta * 1.01
+    # and not much more epsilon than needed
     assert composed_delta(profiles, instances, 0.98 * epsilon) > delta or epsilon == 0
 
 
@@ -162,6 +170,7 @@ def test_next_to_no_noise_is_next_to_no_privacy():
         np.array([600.0, -1e-5]),
         0.0,
     )
+    # a rare loss is added up, not drowned in what transforms lose
     assert 1e-5 <= composed_delta([rare], 10, 1.0) <= 1.1e-4
 
 

@@ -119,6 +119,7 @@ def test_guarantee_of_mu_against_responses_chosen_as_answers_come_in(epsilon):
     costs = {each: cost(each) for each in (1, 2, 4, 6)}
     allowed = 0.5 * (math.erfc(-(0.45 - epsilon / 0.9) / math.sqrt(2)))
     allowed -= math.exp(epsilon) * 0.5 * math.erfc((0.45 + epsilon / 0.9) / math.sqrt(2))
+    # the best adversary takes a third of what the bound allows
     assert 0.3 * allowed < worst(costs, 0.81, epsilon, 12) <= allowed
     # half of what zCDP would take
     cheap = {each: (each / 10) ** 2 / 2 for each in costs}
@@ -132,7 +133,9 @@ def test_guarantee_of_sums_against_responses_chosen_as_answers_come_in():
 
     costs = {each: cost(each) for each in (1, 2, 4, 6)}
     assert worst(costs, 1.0, 1.0, 10) <= 1e-12
+    # five per cent less epsilon is not enough
     assert worst(costs, 1.0, 0.95, 10) > 0.01
+    # negative control: responses that cost a tenth less
     assert worst({each: 0.9 * cost for each, cost in costs.items()}, 1.0, 1.0, 12) > 0.01
 
 

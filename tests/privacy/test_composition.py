@@ -54,6 +54,7 @@ def test_guarantee_gaussian_noise_composes_to_gaussian_noise(mus):
     parts = [normal(mu, 1e-6 / len(mus)) for mu in mus]
     total = compose(parts)
     mu = math.sqrt(math.fsum(m * m for m in mus))
+    # a root of a sum of squares
     assert total.mu == pytest.approx(mu, rel=1e-14)
     assert total.delta == pytest.approx(1e-6, rel=1e-12)
     assert (
@@ -107,6 +108,7 @@ def test_guarantee_mixtures_keep_delta_and_waste_little(each, mu, times, delta):
 
     responses = [pure(each)] * times
     epsilon = compose([normal(mu), *responses], delta).epsilon
+    # one per cent less epsilon is not enough
     assert truth(epsilon) <= delta < truth(0.99 * epsilon)
     assert epsilon <= compose([normal(mu, delta), *responses]).epsilon
 
@@ -118,6 +120,7 @@ def test_guarantee_worst_pairs_written_out(kinds):
     p, q = product_pair([worst_pair(*kind) for kind in kinds])
     spent = [pure(*kind) for kind in kinds]
     total = compose(spent, 0.02)
+    # three per cent less epsilon is not enough
     assert hockey_stick(p, q, total.epsilon) <= 0.02 < hockey_stick(p, q, 0.97 * total.epsilon)
     assert total.delta == 0.02
     with pytest.raises(ValueError, match="no epsilon"):
@@ -156,6 +159,7 @@ def test_guarantee_composed_integers_pay_for_all_their_tables(variation):
             down = gaussian_delta(mu, epsilon + each)
             paid = 12 * variation * (1 + mpmath.exp(epsilon))
             spent = likely * up + (1 - likely) * down + paid
+        # delta is spent to a hundredth, and no more
         assert 0.99 * total.delta < spent <= total.delta
     assert compose(parts).arithmetic is Arithmetic.ROUNDED
     assert compose(parts).variation == 12 * variation
@@ -199,6 +203,7 @@ def test_guarantee_event_means_the_same_to_dp_accounting(neighbours):
         return accountant.get_epsilon(1e-5)
 
     mine = compose(parts, 1e-5).epsilon
+    # their accountant works on a grid
     assert epsilon([g.event() for g in parts]) == pytest.approx(mine, rel=2e-3)
     twice = [normal(0.8, neighbours=neighbours), *parts[1:]]
     # a factor of 2 is seen

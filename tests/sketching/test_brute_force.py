@@ -137,6 +137,7 @@ def shared(chance, fault):
         # as many differences as there are honest clients
         for heard in range(n - members, n + 1):
             r = heard * pure.part
+            # what lies beyond has a chance far below rounding
             size = 400
             k = np.arange(size)
             # the negative binomial distribution of a share
@@ -164,10 +165,12 @@ def ratios(battery, fault):
 def test_guarantee_no_enumerated_truth_exceeds_its_claim(battery):
     for name, values in ratios(battery, 1).items():
         print(f"{name:<40}{len(values):>5}{max(values):>20.12f}")
+        # no claim is false, and none is far above the truth
         assert len(values) >= 6 and 0.8 < max(values) <= 1 + ROUNDING, name
 
 
 @pytest.mark.parametrize("battery", BATTERIES)
 def test_a_factor_of_two_is_caught_everywhere(battery):
     for name, values in ratios(battery, 2).items():
+        # half the noise is seen for each kind
         assert max(values) > 1.01, name

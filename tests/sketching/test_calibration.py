@@ -81,6 +81,7 @@ SKETCHES = [
 def test_guarantee_of_gaussian_noise_is_exact_where_everybody_is_honest(sketch):
     noise = rows(sketch)
     mu = written_out_mu(noise, sketch)
+    # mu is calibrated exactly where all are honest
     assert mu == pytest.approx(MU, rel=1e-8)
     promise = noise.guarantee(sketch, BOUND, delta=DELTA)
     assert promise.exact
@@ -89,6 +90,7 @@ def test_guarantee_of_gaussian_noise_is_exact_where_everybody_is_honest(sketch):
     assert (promise.model, promise.neighbours) == (Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE)
     assert math.exp(gaussian_log_delta(1 / mu, promise.epsilon)) == pytest.approx(DELTA, rel=1e-5)
     less = type(noise)(0.9 * noise.sigma)
+    # negative control: less noise breaks the promise
     assert math.exp(gaussian_log_delta(1 / written_out_mu(less, sketch), EPSILON)) > 1.5 * DELTA
     assert less.guarantee(sketch, BOUND, delta=DELTA).epsilon > 1.05 * EPSILON
 
@@ -101,6 +103,7 @@ def test_guarantee_holds_against_every_adaptive_coalition(make):
     coalition = AdaptiveCoalition(2)
     noise = rows(sketch, coalition=coalition)
     mus = [written_out_mu(noise, sketch, pair) for pair in itertools.combinations(range(14), 2)]
+    # no pair of clients does better than is said
     assert max(mus) <= MU * (1 + 1e-9)
     promise = noise.guarantee(
         sketch,
@@ -111,9 +114,11 @@ def test_guarantee_holds_against_every_adaptive_coalition(make):
     assert promise.epsilon == pytest.approx(EPSILON, rel=1e-6)
     assert promise.exact == (make is count_sketch) == coalition.exact(sketch)
     if promise.exact:
+        # attained by the worst pair
         assert max(mus) == pytest.approx(MU, rel=1e-9)
     careless = rows(sketch)
     pairs = itertools.combinations(range(14), 2)
+    # negative control: calibrated without a coalition
     assert max(written_out_mu(careless, sketch, pair) for pair in pairs) > 1.05 * MU
 
 
@@ -183,7 +188,9 @@ def test_guarantee_of_laplace_noise_is_pure_and_exact(corrupt, copies):
         there = laplace_sum_density(x - -BOUND, shares, noise.scale)
         ratio = here / there
         worst.append(copies * float(np.log(ratio).max()))
+    # pure: the worst log ratio of all shares
     assert max(worst) <= EPSILON * (1 + 1e-9)
+    # attained by the fewest honest clients
     assert worst[0] == pytest.approx(EPSILON, rel=1e-6)
     fewer = laplace_sum_density(x - BOUND, 0.5, noise.scale) / laplace_sum_density(
         x + BOUND, 0.5, noise.scale
