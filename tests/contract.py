@@ -141,7 +141,9 @@ class Contract:
     def test_guarantee_is_what_the_law_says(self):
         loss = self.loss(self.protocol)
         bound = self.bound(self.protocol)
+        # nothing leaves more than the guarantee says
         assert loss <= bound * (1 + 1e-9)
+        # where it is said to be exact, it is attained
         assert not self.protocol.guarantee.exact or loss >= bound * (1 - 1e-6)
 
     def test_a_wrong_constant_breaks_the_guarantee(self):
@@ -159,6 +161,7 @@ class Contract:
 
     def test_exact_is_the_truth(self, summary):
         exact = self.protocol.exact(summary)
+        # sums of float32 in another order
         assert_close(exact, self.truth().to(exact.dtype), rtol=1e-6, atol=1e-9)
 
     def test_two_paths_one_law(self, slow, summary):
@@ -186,6 +189,7 @@ class Contract:
         for objective in Objective:
             worst = self.protocol.worst_mse(found.n, objective)
             assert worst.shape == ()
+            # the worst case covers these data too
             assert float(objective.of(predicted)) <= float(worst) * (1 + 1e-9) + 1e-12
         stated = found.standard_error.square().mean(0).sum()
         ratio = float(stated / squares.mean(0).sum())
@@ -193,6 +197,7 @@ class Contract:
         # intervals cost far more than estimates
         some = {name: part[:1000] for name, part in drawn.parts.items()}
         low, high = self.protocol.analyse(Tally(drawn.n, some)).interval(0.9)
+        # 0.9 is asked for
         assert ((low <= truth) & (truth <= high)).double().mean() > 0.85
 
     def released(self, row, seed, times):
@@ -673,6 +678,7 @@ class RelayContract(LocalContract):
         changed = dataclasses.replace(relay, client=louder)
         if relay is not self.protocol:
             changed = dataclasses.replace(self.protocol, channel=changed)
+        # negative control: the changed mechanism loses more than is said
         assert self.loss(changed) > self.bound(self.protocol) * (1 + 1e-9)
 
 

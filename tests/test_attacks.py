@@ -57,6 +57,7 @@ def of_few_levels(moved, seed):
     "planted", [as_floats, of_single_precision, multiples, that_end, of_few_levels]
 )
 def test_planted_mechanisms_are_told_apart(planted):
+    # negative control: the planted mechanism is seen by a margin
     assert strongest(planted(0, 1), planted(1, 2), DELTA) > 1.5 * PROMISE.epsilon
     # of the same data nothing is found
     assert strongest(planted(0, 3), planted(0, 4), DELTA) <= PROMISE.epsilon

@@ -84,6 +84,7 @@ def test_a_batch_is_its_loop(name):
     found = call(**batch)
     apart = (NEAR | OF_FLOATS).get(name, 0)
     assert found.dtype == torch.float64
+    # the loop's own numbers, or as near as is listed
     assert found.tolist() == pytest.approx(loop, rel=apart, abs=0)
     arrays = {argument: each.numpy() for argument, each in batch.items()}
     lists = {argument: each.tolist() for argument, each in batch.items()}
@@ -183,6 +184,7 @@ def test_a_batch_of_objects_is_its_loop(name):
 
     found = of(slice(None), N)
     for at in np.ndindex(2, 3):
+        # the same sums in another order
         assert_close(found[at], of(at, int(N[at])), rtol=1e-10, atol=1e-12)
 
 

@@ -54,6 +54,7 @@ def test_no_public_record_prints_tables():
 def test_no_repr_of_a_protocol_is_long():
     found = [repr(entry.protocol) for entry in entries().values()]
     assert max(map(len, found)) <= WIDE
+    # a repr tells nearly all of them apart
     assert len(set(found)) > 0.9 * len(found)
 
 

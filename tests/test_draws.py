@@ -50,6 +50,7 @@ def agrees(sample, law):
 
 @pytest.mark.parametrize("rate", [0.001, 0.7, 12.0, 49.0, 51.0, 70.0, 5000.0, 3e6])
 def test_poisson_counts_of_any_rate_have_their_law(rate):
+    # 40,000 draws: cells of a twentieth hold 2000
     drawn = Simulated(generator(1)).poisson(torch.full((40_000,), rate, dtype=torch.float64))
     assert drawn.dtype == torch.int64
     assert agrees(drawn, stats.poisson(rate)) > ALPHA
@@ -62,6 +63,7 @@ def test_poisson_counts_stay_whole_numbers_far_above_single_precision():
     drawn = Simulated(generator(1)).poisson(torch.full((20_000,), rate, dtype=torch.float64))
     z = (drawn.double() - rate) / math.sqrt(rate)
     assert stats.kstest(z.numpy(), "norm").pvalue > ALPHA
+    # the last bit is not lost to rounding
     assert 0.4 < (drawn % 2).double().mean() < 0.6
 
 
@@ -101,6 +103,7 @@ def test_logarithmic_counts_have_their_law(ratio):
     assert int(drawn.min()) >= 1
     assert agrees(drawn, stats.logser(ratio)) > ALPHA
     if ratio > 0.1:
+        # negative control: another ratio
         assert agrees(drawn, stats.logser(ratio * 0.9)) < ALPHA
 
 
@@ -138,6 +141,7 @@ def test_scattered_poisson_messages_have_their_law(mean):
         scattered_poisson(3, places, mean, Simulated(generator(7))).long(), minlength=places
     )
     assert agrees(counts, stats.poisson(3 * mean)) > ALPHA
+    # negative control: twice the mean
     assert agrees(counts, stats.poisson(6 * mean)) < ALPHA
 
 

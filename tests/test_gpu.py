@@ -36,11 +36,13 @@ def test_factorize_agrees_with_the_cpu(p, shift):
     here = factorize(W.cpu(), p, shift, tol=1e-06).certificate
     assert there.upper.is_cuda
     assert there.gap.max() <= 1e-6
+    # both stop within tol of the optimum
     assert_close(there.upper.cpu(), here.upper, rtol=3e-6, atol=0)
 
 
 def test_prefix_signature_training_and_gamma2():
     certificate = factorize(workloads.prefix(64, device="cuda"), tol=1e-5).certificate
+    # the value as certified elsewhere
     assert certificate.lower <= 2.1113687
     assert certificate.upper >= 2.1113667
     assert signature_form(workloads.kendall(8, 8, device="cuda")).certificate.gap <= 1e-3

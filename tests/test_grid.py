@@ -64,6 +64,7 @@ def test_guarantee_a_sum_of_rounded_normals_is_never_easier_to_tell_apart_than_t
     ):
         mu = math.sqrt(spread(shift, h)) / sigma
         exact = hockey_stick(sum_of(rounded_normal(sigma), h), (shift,), epsilon)
+        # the proof's curve, up to rounding
         assert exact <= gaussian_delta(epsilon, mu) * (1 + 1e-9) + 1e-15
 
 
@@ -73,6 +74,7 @@ def test_without_the_price_of_the_grid_the_claim_is_false():
     shift = 1
     epsilon = 0.5
     without = gaussian_delta(epsilon, shift / (math.sqrt(h) * sigma))
+    # negative control: without what rounding adds
     assert hockey_stick(sum_of(rounded_normal(sigma), h), (shift,), epsilon) > 1.1 * without
 
 
@@ -147,6 +149,7 @@ def test_the_cost_is_the_least_over_how_many_clients_are_used():
             variances = distance**2 / k + columns * k * step**2 / 4
             least = float(variances.min())
             assert least <= value * (1 + 1e-12)
+            # the bound loses a fifth at most
             assert value <= least * 1.2
 
 
@@ -167,6 +170,7 @@ def test_guarantee_sums_of_rounded_normals_are_within_their_variation(sigma, h):
     k = np.arange(len(law)) - len(law) // 2
     difference = law - with_uniforms(sigma, h, k)
     apart = np.abs(difference).sum() / 2
+    # the transform is good to 1e-15
     assert apart <= grid_variation(h, sigma) + 1e-13
     if sigma < 1 and h < 12:
         # and something is there to be bounded
@@ -200,4 +204,5 @@ def test_truncation_and_the_sensitivity():
     b = a + 0.3 * step
     words = (ring.to_words(a) - ring.to_words(b)).double()
     moved = words.norm(dim=1) / ring.scale
+    # the rows differ by .3 before they are rounded
     assert 0.3 < moved.max() <= grid_sensitivity(0.25, 1.3, 3, 0.3)

@@ -85,6 +85,7 @@ def test_laws_of_real_numbers(draws, number):
 
 
 def test_large_and_sure_counts(draws):
+    # a variance of 2e11: far beyond a table
     large = draws.binomial(torch.full((5000,), 10**12), 0.3).double()
     scaled = (large - 3e11) / math.sqrt(2.1e11)
     assert stats.kstest(scaled.numpy(), "norm").pvalue > ALPHA
@@ -105,6 +106,7 @@ def test_integers_below_a_bound_are_uniform(draws, bound):
     # bounds up to 2^63 are cut into twelve cells
     cells = min(bound, 12)
     cell = (value.double() / bound * cells).long().clamp(max=cells - 1)
+    # as likely in each cell
     assert stats.chisquare(cell.bincount(minlength=cells)).pvalue > ALPHA
 
 
@@ -126,6 +128,7 @@ def test_the_tails_of_normals_and_exponentials_go_on_below_2_to_the_minus_63():
         assert float(Two(m, 0).normal((2,))[0]) == pytest.approx(
             math.sqrt(-2 * math.log(u)), rel=1e-15
         )
+    # what 126 bits of tail reach
     assert math.sqrt(2 * 127 * math.log(2)) > 13.2
     chance = (COARSE + 0.5) * 2.0**-63
     assert float(Given(COARSE).exponential((1,))) == pytest.approx(-math.log(chance), rel=1e-15)
@@ -200,6 +203,7 @@ def test_threads_share_no_word(make):
         thread.start()
     for thread in threads:
         thread.join()
+    # no word twice among all threads
     assert len(torch.cat(found).unique()) == 80 * 1001
 
 

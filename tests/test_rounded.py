@@ -67,6 +67,7 @@ def test_every_threshold_is_the_tail_to_the_nearest_unit(sigma):
         edges = [first + j - mpmath.mpf("0.5") for j in range(len(every) + 2)]
         tails = [mpmath.erfc(edge / root) / 2 * WHOLE for edge in edges]
     pairs = zip(tails[1:], every, strict=False)
+    # to the nearest unit: half, and the working precision
     assert all(abs(tail - threshold) < 0.501 for tail, threshold in pairs)
     # what is left out at both ends
     assert WHOLE - tails[0] < 0.501
@@ -98,6 +99,7 @@ def test_variance_and_variation_are_those_of_the_table():
         squares = [(first + j) ** 2 * (high - low) for j, (high, low) in enumerate(falling)]
         exact = sum(squares) / WHOLE
         normal = RoundedNormal(sigma)
+        # a sum of the table in floats
         assert normal.variance == pytest.approx(exact, rel=1e-13)
         # the first wave of Poisson's summation formula
         wave = math.exp(-2 * (math.pi * sigma) ** 2)
@@ -180,6 +182,7 @@ def test_two_pieces_make_one_wide_normal():
         for sigma, kind in ((6.75, rounded_normal), (11.0, discrete_normal))
     )
     assert apart(6.75, 11.0, 3) < (length + 6) * 2.0**-129 + rounded.BUMPS
+    # negative control: the fine part is too narrow
     assert apart(3.0, 11.0, 3) > 1e-12
 
 
@@ -223,6 +226,7 @@ def test_wide_draws_have_the_law(monkeypatch):
     found = normal.draw((10**6,), SeededNoise(1))
     assert normal.variance == pytest.approx(3000.0**2 + 1 / 12, rel=1e-13)
     assert stats.kstest((found.double() / 3000).numpy(), "norm").pvalue > 1e-4
+    # negative control: two per cent too wide
     assert stats.kstest((found.double() / 3060).numpy(), "norm").pvalue < 1e-4
     # no lattice of the coarse piece is left
     last = torch.bincount(found % normal._pieces("cpu")[1][0])
@@ -274,6 +278,7 @@ def test_rounded_spends_no_more_than_the_gaussian(sigma):
     is wanted.
     """
     line = table_law(sigma, math.ceil(9 * sigma) + 8)
+    # the stated shifts are private, up to rounding
     assert worst(line, sigma, [(1,), (2,), (3,), (4,), (8,)]) < 1 + 1e-9
     one = table_law(sigma, math.ceil(8 * sigma) + 5)
     assert worst(one[:, None] * one, sigma, [(1, 1), (3, 4), (2, -1)]) < 1 + 1e-9

@@ -54,6 +54,7 @@ def coarse(numbers):
 
 def test_outside_the_promise_low_order_bits_of_floats_tell():
     """1 + noise near 0 keeps to the grid of 1; noise alone is finer (Mironov 2012)."""
+    # enough of them near 0
     n = 600_000
     law = CentralGaussianSum(1, 4.0)
     chance = {}

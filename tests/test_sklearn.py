@@ -82,6 +82,7 @@ def test_guarantee_a_replaced_row_moves_the_release_as_far_as_its_noise_is_made_
     second = released(*other)
     mu = 1 / privacy.gaussian_sigma(0.5, 1e-5)
     change = (first.value - second.value) / first.standard_error
+    # one user moves the release by nearly what is allowed
     assert 0.99 * mu < change.norm() <= mu * (1 + 1e-9)
     beyond = (
         released(*one, times=1e3)
@@ -95,6 +96,7 @@ def test_guarantee_a_replaced_row_moves_the_release_as_far_as_its_noise_is_made_
 def test_labels_are_hidden_where_they_are_private():
     X = np.repeat([[1.0], [-1.0]], 300, 0)
     model = PrivateClassMeans(epsilon=50.0, bound=1.0, random_state=1).fit(X, X[:, 0])
+    # at epsilon 50 the noise is small
     assert np.allclose(model.densities_.value[:, 0], [-1, 1], atol=0.05)
     assert 0 <= 50 - model.guarantee_.epsilon < 1e-6
     # each class is a mixture of both
@@ -108,6 +110,7 @@ def test_a_line_and_a_direction_are_found():
     ridge = PrivateRidge(epsilon=1.0, bound=1.0, random_state=1, label_bound=3.0).fit(
         X, X @ [1.0, 2.0] + 0.5
     )
+    # at this epsilon the noise is small
     assert np.allclose([*ridge.coef_, ridge.intercept_], [1, 2, 0.5], atol=0.15)
     X *= [1.0, 0.2]
     pca = PrivatePCA(epsilon=1.0, bound=1.0, random_state=1).fit(X)

@@ -105,6 +105,7 @@ def test_estimate_is_near_the_truth(name, protocol, users, ask):
     assert got["epsilon"] == 8
     assert got["level"] == 0.95
     low, high = got["interval"]
+    # the normal quantile of 95 %; Student's is wider by less than half a per cent
     assert high - low == pytest.approx(2 * 1.959964 * got["predicted_rmse"], rel=5e-3)
     # variances differ at the ends
     assert (low + high) / 2 == pytest.approx(got["estimate"], rel=5e-3)

@@ -120,6 +120,7 @@ def test_quantiles_and_their_order(table, ask):
         low, high = row["interval"]
         assert low <= quantile <= high
         assert high - low <= 3
+        # within a bin of the truth
         assert abs(row["estimate"] - quantile) < 0.7
         assert low <= row["estimate"] <= high
         assert 0 < row["predicted_rmse"] < 0.05
@@ -186,6 +187,7 @@ def test_rounding_at_random_adds_no_bias_and_its_noise_is_counted(quick):
         predicted.append(answer.error**2)
     mse = statistics.mean(error**2 for error in errors)
     assert abs(statistics.mean(errors)) < 4 * math.sqrt(mse / 400)
+    # as many runs tell a mean square to a quarter
     assert 0.75 * statistics.mean(predicted) < mse < 1.25 * statistics.mean(predicted)
     exact = float(protocol.predicted_mse(torch.bincount(types, minlength=5)))
     # without what rounding adds it would be too low
@@ -213,6 +215,7 @@ def test_intervals_of_quantiles_cover():
                 low, high = answer.interval
                 assert low <= answer.value <= high
                 covered[level] += (low <= place and place + 1 <= high) / 450
+    # as asked for; a narrow interval covers less
     assert covered[0.95] > 0.94
     assert covered[0.3] < 0.8
 
@@ -271,6 +274,7 @@ def test_a_plan_is_the_least_number_of_users(quick, estimate):
     assert few[0]["users"] > 3 * few[1]["users"] >= 3 * few[2]["users"]
     for one, power in ((few[0], 2), (few[2], 1)):
         many = estimate(words, "--json --error .005 --trust", one["trust"], command="plan")
+        # by the square where each user adds noise, in proportion for a curator
         assert 10**power / 2 < many["users"] / one["users"] < 2 * 10**power
     assert few[0]["delta"] is None
     assert few[2]["delta"] == float(f"1e-{len(str(10 * few[2]['users'] - 1))}")

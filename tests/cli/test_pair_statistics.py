@@ -197,6 +197,7 @@ def test_a_shuffler_is_between_the_two(name, table, estimate):
     second = error_of(mixed)
     third = error_of(curator)
     assert first > 2 * second
+    # a shuffler comes close to a curator, but not below
     assert second > 0.99 * third
     assert "shuffle" in mixed["guarantee"]
 
@@ -224,6 +225,7 @@ def test_statistics_of_one_collection(table, estimate):
         near(told["Spearman's rho of income and time"], spearmanr(*cells).statistic, 0.6)
         for row in told.values():
             low, high = row["interval"]
+            # wider than the privacy noise alone
             assert "median" in row["answer"] or high - low > 2 * 2.2 * row["predicted_rmse"]
 
 

@@ -78,6 +78,7 @@ def test_what_is_written_and_drawn_again(toy, tmp_path, capsys, monkeypatch):
     names = ["results.jsonl", "results.csv", "drawn.txt", "report.html", "report.md"]
     assert printed == [tmp_path / name for name in names]
     for row in table(tmp_path):
+        # a hundred trials
         assert 0.3 < float(row["ratio"]) < 3
         assert abs(float(row["z"])) < 5
         assert row["trials"] == "100"

@@ -197,8 +197,10 @@ def test_the_gate_of_each_commit_sees_a_call_half_as_slow_again(benches):
         asked.append(cases)
         return [row(1.6, bench=bench)]
 
+    # above the limit each time
     assert benches.fallen([row(1.6, bench=benches.GATE)], committed, always, *limits)
     assert len(asked) == benches.GATE_REPEATS == 5
+    # below the limit
     assert not benches.fallen([row(1.4, bench=benches.GATE)], committed, always, *limits)
     quiet = iter([4.0, 2.0, 1.2])
     assert not benches.fallen(

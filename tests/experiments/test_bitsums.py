@@ -42,6 +42,7 @@ def test_guarantee_the_split_spends_the_budget_and_no_more(total, sparsity):
     assert spent[0] <= total
     assert spent[0] == pytest.approx(total, rel=1e-9)
     assert spent[1] == pytest.approx(DELTA, rel=1e-12)
+    # a thousandth more breaks the total
     assert bitsums.composition(1.001 * each, delta, 768, DELTA / 2, sparsity)[0] > total
 
 
@@ -53,6 +54,7 @@ def test_guarantee_the_papers_composed_response_is_private_and_85_times_more_tha
     assert 83 < nominal / epsilon_of(protocol, DELTA, 768) < 90
     exact = RandomizedResponseSum.calibrated(users, nominal, DELTA, 768)
     assert 60 < protocol.rmse / exact.rmse < 65
+    # as published
     assert protocol.rmse == pytest.approx(3920, rel=2e-3)
 
 
@@ -65,6 +67,7 @@ def test_guarantee_the_papers_response_holds_up_to_epsilon_1(users, epsilon, del
 
 def test_guarantee_the_papers_response_of_one_instance_is_private_as_its_theorem_3_1_composes_it():
     one, delta = bitsums.split(7.0, DELTA, 1)
+    # as published
     assert one == pytest.approx(0.989258, abs=1e-6)
     assert delta == DELTA / 2
     assert delta_of(bitsums.published_response(100_000, one, delta), 7.0, 1) <= 1e-300
@@ -139,6 +142,7 @@ def test_guarantee_pure_differential_privacy_by_enumeration(users, absent, setti
     protocol = Pure(users, *setting)
     flood = flood_law(protocol)
     worst = worst_log_ratio(protocol, users - absent, flood)
+    # those who are absent add no noise
     assert worst <= protocol.epsilon + math.log(users / (users - absent)) + 1e-9
     # epsilon is not far above the truth, and those who are absent cost something
     assert worst > (protocol.epsilon if absent else 0.75 * protocol.epsilon)
@@ -160,4 +164,5 @@ def test_tuning_meets_its_slack_with_few_messages(users, epsilon, slack):
         for drop in np.geomspace(1e-12, 0.9, 30):
             other = Pure(users, epsilon, share, drop)
             if other.rmse <= budget:
+                # the tuning is near the best of a grid
                 assert protocol.messages_per_user <= other.messages_per_user * 1.02

@@ -146,6 +146,7 @@ def test_published_histograms_are_unbiased(peers, epsilon):
         counts = histogram(rng)
         error = peer(peers.Asked(counts, epsilon, TRIALS, rng)) - counts / USERS
         z = error.mean(0) / (error.std(0) / math.sqrt(TRIALS))
+        # the largest of some ten deviations
         assert np.abs(z).max() < 4.5, name
         # a bias of a tenth is seen
         assert np.abs(0.1 * counts / USERS + error.mean(0)).max() > 3e-3, name
@@ -172,6 +173,7 @@ def test_published_histograms_have_their_published_variance(peers):
 
     for name, expected in variance.items():
         found = measured(name, 1.0)
+        # a sample variance to six per cent
         assert found == pytest.approx(expected, rel=0.06), name
         assert found != pytest.approx(measured(name, 1.2), rel=0.06)
 
@@ -184,6 +186,7 @@ def test_one_parity_a_user_is_unbiased_for_all_of_its_order(peers):
     sizes = np.array([each.bit_count() for each in range(16)])
     error = (found - counts @ signs / USERS)[:, sizes <= 2]
     assert np.abs(error.mean(0)).max() < 4.5 * error.std() / math.sqrt(TRIALS)
+    # exact for the pairs that are asked for
     assert np.abs(found[:, sizes > 2]).max() < 1e-12
 
 
@@ -196,4 +199,5 @@ def test_published_pairs_are_unbiased():
         truth = counts @ f @ counts / (USERS * (USERS - 1))
         for peer in (peers.randomized_response([f], 0.0, np.eye(8)), peers.two_messages(f)):
             error = peer(peers.frequency.Asked(counts, 1.0, TRIALS, rng)) - truth
+            # unbiased, and the test could tell five per cent
             assert abs(error.mean()) < 4.5 * error.std() / math.sqrt(TRIALS) < 0.05 * truth

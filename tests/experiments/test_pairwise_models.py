@@ -22,6 +22,7 @@ def test_linear_queries_are_unbiased_and_within_the_bound(kind):
     """Ghazi et al. (2023), Theorem 14."""
     with loaded("pairwise/reduction.py") as reduction:
         protocol = kind.of(STATISTIC, 2.0)
+        # a mean of 4000 trials
         trials = 4000
         found = reduction.linear_queries(
             protocol, COUNTS, generator=generator(), sample_shape=(trials,)
@@ -68,4 +69,5 @@ def test_the_hierarchical_auc_is_unbiased(epsilon):
             generator(),
         )
     assert error.shape == (20_000,)
+    # five standard errors
     assert abs(Moments.of(error).z_score(0.0)) < 5

@@ -38,14 +38,17 @@ def test_guarantee_mod_sulq_exact_epsilon_of_its_sigma(d):
     rows[1, -1] = B if d > 1 else 0.0
     triangles = torch.stack([upper(x) for x in rows])
     distance = float(torch.linalg.vector_norm(triangles[0] - triangles[1]))
+    # the distance is the largest of all pairs, up to rounding
     assert torch.pdist(triangles).max() <= distance * (1 + 1e-12)
     assert gaussian_log_delta(mechanism.sigma, EPSILON, distance) == pytest.approx(
         math.log(DELTA), abs=1e-6
     )
+    # one per cent less noise is seen
     assert gaussian_log_delta(0.99 * mechanism.sigma, EPSILON, distance) > math.log(DELTA) + 0.01
     guarantee = mechanism.guarantee
     assert guarantee.epsilon == pytest.approx(EPSILON, rel=1e-6)
     assert guarantee.model is Model.CENTRAL
+    # half the noise costs half as much epsilon again
     assert ModSulq(d, B, mechanism.sigma / 2, DELTA).guarantee.epsilon > 1.5 * EPSILON
 
 
@@ -65,6 +68,7 @@ def test_guarantee_sufficient_statistics_epsilon_delta():
         assert gaussian_log_delta(sigma, EPSILON / 2, distance) == pytest.approx(
             math.log(DELTA / 2), abs=1e-6
         )
+        # one per cent less noise is seen
         assert gaussian_log_delta(0.99 * sigma, EPSILON / 2, distance) > math.log(DELTA / 2) + 0.01
     guarantee = ssp.guarantee
     assert guarantee.epsilon == pytest.approx(EPSILON, rel=1e-6)
@@ -102,8 +106,10 @@ def test_guarantee_adassp_epsilon_delta():
     found = float(torch.pdist(torch.stack(releases)).max())
     ratios = [s / sigma for s, sigma in zip(ada.sensitivities, ada.sigmas, strict=True)]
     limit = math.hypot(*ratios)
+    # the bound holds, and neighbours exist that come within half of it
     assert 0.5 * limit < found <= limit
     assert gaussian_log_delta(1.0, EPSILON, limit) == pytest.approx(math.log(DELTA), abs=1e-6)
+    # one per cent less noise is seen
     assert gaussian_log_delta(0.99, EPSILON, limit) > math.log(DELTA) + 0.01
     assert ada.guarantee.epsilon == pytest.approx(EPSILON, rel=1e-6)
     assert not ada.guarantee.exact

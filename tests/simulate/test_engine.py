@@ -140,6 +140,7 @@ def test_interval_after_early_stopping_covers():
         moments = run(squared_error, 20_000, seed, block_size=500, target_relative_ci=0.06).moments
         low, high = moments.interval()
         inside += low <= 1.0 <= high
+    # 300 intervals at 95 %: as many hold the truth as should
     assert stats.binomtest(inside, 300, 0.95).pvalue > 1e-4
 
 
@@ -158,6 +159,7 @@ def test_direct_moments_match_numpy(count, offset):
         float(x.min()),
         float(x.max()),
     )
+    # merged in any order, to the last digits
     assert moments.mean == pytest.approx(float(exact.mean()), rel=1e-14, abs=1e-15)
     assert moments.variance == pytest.approx(
         float(exact.var(ddof=1)), rel=1e-7 if offset else 1e-12
@@ -223,6 +225,7 @@ def test_a_share_has_the_exact_binomial_interval(hits, count):
     assert (moments.mean, moments.count) == (pytest.approx(hits / count), count)
     for level in (0.5, 0.95):
         exact = stats.binomtest(hits, count).proportion_ci(level, method="exact")
+        # Clopper and Pearson's interval
         assert moments.interval(level) == pytest.approx((exact.low, exact.high), rel=1e-9)
     assert Moments.of(drawn[:0]).interval() == (0, 1)
 
