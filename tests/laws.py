@@ -135,6 +135,24 @@ def shifted(law: np.ndarray, plus: int, minus: int | None = None) -> np.ndarray:
     return moved
 
 
+def shift_delta(law: np.ndarray, shift: tuple[int, ...], epsilon: float) -> float:
+    """max over both orders of sum_x max(0, p(x) - e^epsilon p(x - shift)), any number of
+    coordinates.
+    """
+    widths = [(abs(v), abs(v)) for v in shift]
+    here = np.pad(law, widths)
+    there = np.roll(here, shift, axis=tuple(range(law.ndim)))
+    scale = math.exp(epsilon)
+    ways = here - scale * there, there - scale * here
+    return max(np.maximum(excess, 0).sum() for excess in ways)
+
+
+def thresholds(table: Any) -> list[int]:
+    """A table's T_1, T_2, ... as integers, its filling left out."""
+    numbers = [a << 96 | b << 64 | c << 32 | d for a, b, c, d in table.words.T.tolist()]
+    return numbers[: table.length]
+
+
 def byte_chi_square(words: Tensor) -> float:
     """The largest chi-square statistic of the words' byte positions, 255 degrees of freedom
     each.

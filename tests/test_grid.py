@@ -9,6 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from laws import shift_delta
 from scipy.special import ndtr
 
 from torchdp.grid import grid_sensitivity, grid_sigma, grid_variation, row_cost
@@ -36,18 +37,6 @@ def sum_of(law, h):
     return total
 
 
-def hockey_stick(law, shift, epsilon):
-    """max over both orders of sum_x max(0, p(x) - e^epsilon p(x - shift)), any number of
-    coordinates.
-    """
-    widths = [(abs(v), abs(v)) for v in shift]
-    here = np.pad(law, widths)
-    there = np.roll(here, shift, axis=tuple(range(law.ndim)))
-    scale = math.exp(epsilon)
-    ways = here - scale * there, there - scale * here
-    return max(np.maximum(excess, 0).sum() for excess in ways)
-
-
 def gaussian_delta(epsilon, mu):
     return math.exp(gaussian_log_delta(1.0, epsilon, mu))
 
@@ -63,7 +52,7 @@ def test_guarantee_a_sum_of_rounded_normals_is_never_easier_to_tell_apart_than_t
         (0.3, 0.7, 1.5), (1, 2, 3, 7), (1, 2, 5), (0.1, 1.0, 4.0)
     ):
         mu = math.sqrt(spread(shift, h)) / sigma
-        exact = hockey_stick(sum_of(rounded_normal(sigma), h), (shift,), epsilon)
+        exact = shift_delta(sum_of(rounded_normal(sigma), h), (shift,), epsilon)
         # the proof's curve, up to rounding
         assert exact <= gaussian_delta(epsilon, mu) * (1 + 1e-9) + 1e-15
 
@@ -75,7 +64,7 @@ def test_without_the_price_of_the_grid_the_claim_is_false():
     epsilon = 0.5
     without = gaussian_delta(epsilon, shift / (math.sqrt(h) * sigma))
     # negative control: without what rounding adds
-    assert hockey_stick(sum_of(rounded_normal(sigma), h), (shift,), epsilon) > 1.1 * without
+    assert shift_delta(sum_of(rounded_normal(sigma), h), (shift,), epsilon) > 1.1 * without
 
 
 def test_guarantee_calibrated_noise_keeps_its_delta_on_every_grid():
@@ -103,7 +92,7 @@ def test_guarantee_calibrated_noise_keeps_its_delta_on_every_grid():
         sigma = float(p.sigma[0]) * 2**f
         law = sum_of(rounded_normal(sigma), h)
         for shift in range(1, int(distance * 2**f) + 1):
-            assert hockey_stick(law, (shift,), epsilon) <= delta
+            assert shift_delta(law, (shift,), epsilon) <= delta
         words = p.randomize(torch.zeros(h, 1), noise=SeededNoise(1)).values
         # and is what clients draw
         assert h < 25 or 0.6 < float(words.double().std()) / sigma < 1.5
@@ -124,13 +113,13 @@ def test_guarantee_two_columns_and_two_copies():
     sigma = grid_sigma(9, 1, 2, step, distance, mu) / step
     column = sum_of(rounded_normal(sigma), 9)
     for shift in shifts:
-        assert hockey_stick(np.multiply.outer(column, column), shift, epsilon) <= delta
+        assert shift_delta(np.multiply.outer(column, column), shift, epsilon) <= delta
     # two copies in different rows, one column
     rows = [
         sum_of(rounded_normal(grid_sigma(h, 2, 1, step, distance, mu) / step), h) for h in (3, 9)
     ]
     for w in range(1, 5):
-        assert hockey_stick(np.multiply.outer(*rows), (w, -w), epsilon) <= delta
+        assert shift_delta(np.multiply.outer(*rows), (w, -w), epsilon) <= delta
 
 
 def test_the_cost_is_the_least_over_how_many_clients_are_used():
@@ -188,9 +177,9 @@ def test_guarantee_a_client_of_many_units_is_hidden_in_sums_on_a_grid_coarser_th
     for shift in (1, 2, 7):
         real = gaussian_delta(epsilon, shift / (math.sqrt(h) * sigma))
         extra = grid_variation(h, sigma)
-        assert hockey_stick(law, (shift,), epsilon) <= real + (1 + math.exp(epsilon)) * extra
+        assert shift_delta(law, (shift,), epsilon) <= real + (1 + math.exp(epsilon)) * extra
         # nothing is given away
-        assert hockey_stick(law, (shift,), epsilon) > 0.6 * real
+        assert shift_delta(law, (shift,), epsilon) > 0.6 * real
 
 
 def test_truncation_and_the_sensitivity():

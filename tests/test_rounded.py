@@ -7,7 +7,9 @@ import math
 from fractions import Fraction
 from itertools import pairwise
 
+import laws
 import mpmath
+import numpy as np
 import pytest
 import torch
 from laws import Given
@@ -28,8 +30,7 @@ SIGMAS = (1 / 16, 0.3, 1.0, 4.0, 16.3)
 def thresholds(sigma, kind=rounded_normal):
     """T_1, T_2, ... as integers, and what is drawn above the first of them."""
     table = kind(sigma)
-    numbers = [a << 96 | b << 64 | c << 32 | d for a, b, c, d in table.words.T.tolist()]
-    return numbers[: table.length], table.first
+    return laws.thresholds(table), table.first
 
 
 def drawn(sigma, numbers):
@@ -240,24 +241,12 @@ def test_wide_draws_have_the_law(monkeypatch):
     )
 
 
-def spent(law, shift, epsilon):
-    """sum_j (P(j) - e^epsilon P(j - shift))_+ for a law on integers, in one or two dimensions."""
-    moved = torch.zeros_like(law)
-    target = tuple(slice(s, None) if s >= 0 else slice(None, s) for s in shift)
-    origin = tuple(slice(None, -s or None) if s >= 0 else slice(-s, None) for s in shift)
-    moved[target] = law[origin]
-    excess = law - math.exp(epsilon) * moved
-    return float(excess.clamp_min(0).sum())
-
-
 def table_law(sigma, largest):
     """What is drawn, from the thresholds: (2 largest + 1,)."""
     every, first = thresholds(sigma)
     falling = [WHOLE, *every, 0]
     law = {first + j: (high - low) / WHOLE for j, (high, low) in enumerate(pairwise(falling))}
-    return torch.tensor(
-        [law.get(j, 0.0) for j in range(-largest, largest + 1)], dtype=torch.float64
-    )
+    return np.array([law.get(j, 0.0) for j in range(-largest, largest + 1)])
 
 
 def worst(law, sigma, shifts):
@@ -268,7 +257,7 @@ def worst(law, sigma, shifts):
         for epsilon in torch.linspace(0.0, 8.0, 41).tolist():
             log_delta = gaussian_log_delta(sigma, epsilon, distance)
             if log_delta > math.log(1e-12):
-                ratios.append(spent(law, shift, epsilon) / math.exp(log_delta))
+                ratios.append(laws.shift_delta(law, shift, epsilon) / math.exp(log_delta))
     return max(ratios)
 
 

@@ -7,16 +7,11 @@ from fractions import Fraction
 from itertools import pairwise
 
 import pytest
+from laws import thresholds
 
 from torchdp.kernels import inversion
 
 WHOLE = 2**128
-
-
-def thresholds(table):
-    """The table's T_1, T_2, ... as integers, its filling left out."""
-    numbers = [a << 96 | b << 64 | c << 32 | d for a, b, c, d in table.words.T.tolist()]
-    return numbers[: table.length]
 
 
 def make_exact_laws():
