@@ -221,7 +221,8 @@ PAPER = Paper(
             {
                 "figure2.png": "Figure 2: psi against n for every exponent of the noise.",
                 "figure3.png": "Figure 3: phi - 1 against n for every exponent, lambda = 10, "
-                "sketched or not.",
+                "sketched or not; the middle column is the paper's setting, as its text has it; "
+                "SSP and an exact local mechanism where rows are cut.",
                 "figure4.png": "Figure 4: phi - 1 without a sketch, lambda = 1, 10, 100.",
             },
         ),

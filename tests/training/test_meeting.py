@@ -211,7 +211,8 @@ def test_guarantee_a_result_without_the_batch_s_dimension_goes_to_another_route_
 
     sums = Clipper(Net(use), F.cross_entropy)
     sums(*batch(12), BOUND)
-    assert sums.route.startswith("vmap") and "examples meet in amax" in sums.route
+    assert sums.route.startswith("vmap")
+    assert "examples meet in amax" in sums.route
 
 
 @pytest.mark.parametrize("routes", [("factors", "vmap", "loop"), ("vmap", "loop"), ("loop",)])
@@ -327,7 +328,8 @@ def test_guarantee_an_example_moves_no_later_sum_by_what_attributes_hold(name, r
         sums.append(clipper(*batch(9, b"later"), BOUND)[0])
         net(x)
         outputs.append(net(batch(9)[0]))
-    assert torch.equal(*sums) and not torch.equal(*outputs)
+    assert torch.equal(*sums)
+    assert not torch.equal(*outputs)
 
 
 @pytest.mark.parametrize("routes", [("factors", "vmap", "loop"), ("loop",)])
@@ -353,9 +355,11 @@ def test_attributes_are_put_back_on_every_route_and_named(routes):
     net.calls = 0
     with pytest.warns(UserWarning, match=r"sets module\.calls, which is put back"):
         clip_and_sum(net, F.cross_entropy, *batch(5), BOUND, routes=routes)
-    assert not net.calls and not hasattr(net, "fresh")
+    assert not net.calls
+    assert not hasattr(net, "fresh")
     net(batch(5)[0])
-    assert net.calls == 1 and net.fresh.shape == (5, WIDTH)
+    assert net.calls == 1
+    assert net.fresh.shape == (5, WIDTH)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         clip_and_sum(Net(lambda net, z, x: z), F.cross_entropy, *batch(5), BOUND, routes=routes)

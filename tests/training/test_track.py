@@ -250,7 +250,8 @@ def probed(names=ALL):
 def test_guarantee_no_result_moves_outside_of_its_bounds_in_any_rule():
     seen, moved, failed = probed()
     names = {call[0].split(".")[1].split("(")[0] for call in seen}
-    assert not moved and not failed
+    assert not moved
+    assert not failed
     unreached = set(track.RULES) - names - UNTRIED
     assert not unreached, " ".join(sorted(unreached))
 
