@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from scipy.special import betaincinv
 
-SURE = 1e-9  # chance that a bound of a probability is wrong
+# chance that a bound of a probability is wrong
+SURE = 1e-9
 TAILS = 40
 VALUES = 4096
 # powers of two below which a number may lie; low-order bits
@@ -23,7 +24,11 @@ def certified(here, there, times, delta):
     """Lower bounds of log((P(A) - delta)/P'(A)) from how often each A came in so many releases of
     each.
     """
-    low = np.where(here > 0, betaincinv(np.maximum(here, 1), times - here + 1, SURE), 0.0)
+    low = np.where(
+        here > 0,
+        betaincinv(np.maximum(here, 1), times - here + 1, SURE),
+        0.0,
+    )
     high = np.where(
         there < times, betaincinv(there + 1, np.maximum(times - there, 1), 1 - SURE), 1.0
     )
@@ -35,22 +40,14 @@ def events(one, two):
     dtype.
     """
     both = torch.cat([one, two]).double()
-    ends = torch.unique(
-        torch.cat(
-            [
-                both[:: max(1, len(both) // TAILS)],
-                one.max()[None],
-                two.max()[None],
-                both.min()[None],
-            ]
-        )
-    )
-    middle, found = float(both.abs().median()) or 1.0, []
+    some = both[:: max(1, len(both) // TAILS)]
+    ends = torch.unique(torch.cat([some, one.max()[None], two.max()[None], both.min()[None]]))
+    middle = float(both.abs().median()) or 1.0
+    found = []
     for each in (one, two):
         low = low_bits(each, middle)
-        tails = torch.bincount(
-            torch.bucketize(each.double(), ends, right=True), minlength=len(ends) + 1
-        ).cumsum(0)
+        cells = torch.bucketize(each.double(), ends, right=True)
+        tails = torch.bincount(cells, minlength=len(ends) + 1).cumsum(0)
         found.append(torch.cat([low, tails, len(each) - tails]))
     values = torch.unique(both[: 4 * VALUES])
     if len(values) <= VALUES:
@@ -65,17 +62,21 @@ def low_bits(numbers, middle):
     power of two.
     """
     whole = {torch.float32: torch.int32, torch.float64: torch.int64}.get(numbers.dtype)
-    bits = (numbers if whole is None else numbers.view(whole).long()) | 1 << BITS
-    zeros = (bits & -bits).double().log2().long()
-    size = (
-        (torch.frexp(numbers.double().abs() / middle).exponent + LEVELS - 4).clamp(0, LEVELS).long()
-    )
-    table = torch.bincount(size * (BITS + 1) + zeros, minlength=(LEVELS + 1) * (BITS + 1)).view(
-        LEVELS + 1, BITS + 1
-    )
+    words = numbers if whole is None else numbers.view(whole).long()
+    # a bit above all others: zero is divisible by every power of two
+    bits = words | 1 << BITS
+    lowest = (bits & -bits).double()
+    zeros = lowest.log2().long()
+    power = torch.frexp(numbers.double().abs() / middle).exponent
+    size = (power + LEVELS - 4).clamp(0, LEVELS).long()
+    shape = LEVELS + 1, BITS + 1
+    cells = size * shape[1] + zeros
+    table = torch.bincount(cells, minlength=math.prod(shape)).view(shape)
     inside = table.cumsum(0)
-    divided = inside.flip(1).cumsum(1).flip(1)
-    return torch.cat([divided.flatten(), (inside.sum(1, keepdim=True) - divided).flatten()])
+    backwards = inside.flip(1)
+    divided = backwards.cumsum(1).flip(1)
+    others = inside.sum(1, keepdim=True) - divided
+    return torch.cat([divided.flatten(), others.flatten()])
 
 
 def strongest(one, two, delta=0.0):
@@ -85,8 +86,10 @@ def strongest(one, two, delta=0.0):
     found = -math.inf
     times = len(one)
     for columns in zip(one.reshape(times, -1).mT, two.reshape(times, -1).mT, strict=True):
-        pairs = np.unique(events(*(column.contiguous() for column in columns)).numpy(), axis=0)
+        counts = events(*(column.contiguous() for column in columns))
+        pairs = np.unique(counts.numpy(), axis=0)
         likely = pairs[pairs.max(1) > 1]
         both = np.concatenate([likely, likely[:, ::-1]])
-        found = max([found, *certified(*both.T, times, delta).tolist()])
+        ratios = certified(*both.T, times, delta)
+        found = max([found, *ratios.tolist()])
     return found

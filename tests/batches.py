@@ -25,7 +25,8 @@ class Stacked(Draws):
     """
 
     def __init__(self, turns: int) -> None:
-        self.each = [Simulated(torch.Generator().manual_seed(turn)) for turn in range(turns)]
+        generators = [torch.Generator().manual_seed(turn) for turn in range(turns)]
+        self.each = [Simulated(generator) for generator in generators]
         self.device = self.each[0].device
 
     def fill(self, words):
@@ -39,7 +40,8 @@ class Stacked(Draws):
         size, rest = divmod(math.prod(shape), len(self.each))
         if rest:
             raise Ragged("the turns ask for different numbers of draws")
-        return torch.cat([getattr(draws, name)((size,), **own) for draws in self.each]).view(shape)
+        drawn = [getattr(draws, name)((size,), **own) for draws in self.each]
+        return torch.cat(drawn).view(shape)
 
     def words(self, shape):
         return self.beside("words", shape)
@@ -67,9 +69,8 @@ class Stacked(Draws):
     def binomial(self, counts, probability):
         chance = torch.as_tensor(probability, dtype=torch.float64)
         counts, chance = torch.broadcast_tensors(counts, chance)
-        parts = zip(
-            self.each, *(x.reshape(len(self.each), -1) for x in (counts, chance)), strict=True
-        )
+        rows = [x.reshape(len(self.each), -1) for x in (counts, chance)]
+        parts = zip(self.each, *rows, strict=True)
         return torch.cat([draws.binomial(*part) for draws, *part in parts]).view(counts.shape)
 
 
@@ -122,10 +123,11 @@ def apart(batch, turns, axis=0):
     loop = torch.stack(turns, axis).double()
     assert batch.shape == loop.shape, (batch.shape, loop.shape)
     same = (batch == loop) | (batch.isnan() & loop.isnan())
-    size = (
-        loop.nan_to_num(0.0, 0.0, 0.0).abs().flatten(axis + 1).amax(-1)
-        if loop.ndim > axis + 1
-        else loop.abs()
-    )
-    size = size.view(*size.shape, *[1] * (loop.ndim - size.ndim)).clamp_min(1e-300)
-    return float(torch.where(same, 0.0, (batch.double() - loop).abs() / (size * ULP)).max())
+    # the largest number of each turn
+    size = loop.abs()
+    if loop.ndim > axis + 1:
+        size = loop.nan_to_num(0.0, 0.0, 0.0).abs().flatten(axis + 1).amax(-1)
+    trailing = [1] * (loop.ndim - size.ndim)
+    size = size.view(*size.shape, *trailing).clamp_min(1e-300)
+    units = (batch.double() - loop).abs() / (size * ULP)
+    return float(torch.where(same, 0.0, units).max())

@@ -43,7 +43,8 @@ class BucketFeatures(Features):
     grid: Grid
 
     def f(self, x: Tensor) -> Tensor:
-        hit = (self.grid.hash(x) >> (65 - self.family.buckets.bit_length())) & (
-            self.family.buckets - 1
-        )
-        return torch.nn.functional.one_hot(hit, self.family.buckets).to(x.dtype).flatten(1)
+        count = self.family.buckets
+        # the first bits of 64, for a power of two of them
+        hit = (self.grid.hash(x) >> (65 - count.bit_length())) & (count - 1)
+        rows = torch.nn.functional.one_hot(hit, count).to(x.dtype)
+        return rows.flatten(1)

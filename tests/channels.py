@@ -26,17 +26,16 @@ EXACT = Context(prec=60)
 
 def spent(ratio):
     """log of a rational number, to 60 digits before it is rounded."""
-    return (
-        float((Decimal(ratio.numerator) / Decimal(ratio.denominator)).ln(EXACT))
-        if ratio != 1
-        else 0.0
-    )
+    if ratio == 1:
+        return 0.0
+    return float((Decimal(ratio.numerator) / Decimal(ratio.denominator)).ln(EXACT))
 
 
 def spent_by(laws):
     """The largest log ratio of a message's chances, from one list of chances for each type."""
     assert all(sum(law) == 1 for law in laws)
-    return spent(max(max(chances) / min(chances) for chances in zip(*laws, strict=True)))
+    ratios = [max(chances) / min(chances) for chances in zip(*laws, strict=True)]
+    return spent(max(ratios))
 
 
 def counted(said, n):
@@ -56,27 +55,32 @@ def counted(said, n):
 def response(k, epsilon):
     """The strategy matrix of randomized response."""
     e = math.exp(epsilon)
-    return (torch.ones(k, k, dtype=torch.float64) + (e - 1) * torch.eye(k).double()) / (e + k - 1)
+    rows = torch.ones(k, k).double() + (e - 1) * torch.eye(k).double()
+    return rows / (e + k - 1)
 
 
 def others(oracle):
     """Of 2^63 words those for which a user who holds another type says 0, of randomized
     response.
     """
-    x = torch.arange(1, oracle.k)
+    k = oracle.k
+    x = torch.arange(1, k)
     (found,) = set(counted(lambda words: oracle.randomize(x, noise=Given(words)) == 0, len(x)))
+    # the words on both sides of each edge, and what they must say
+    inner = [(y * found + step, y + step) for y in range(1, k) for step in (-1, 0)]
     ends = [
-        0,
-        found - 1,
-        *(y * found + step for y in range(1, oracle.k) for step in (-1, 0)),
-        oracle.k * found - 1,
+        (0, 0),
+        (found - 1, 0),
+        *inner,
+        (k * found - 1, k - 1),
     ]
-    said = oracle.randomize(torch.zeros(len(ends), dtype=torch.int64), noise=Given(ends)).tolist()
-    assert said == [0, 0, *(y + step for y in range(1, oracle.k) for step in (-1, 0)), oracle.k - 1]
-    last = [oracle.k * found, 2**63 - 1] if oracle.k * found < 2**63 else []
-    assert oracle.randomize(
-        torch.ones(len(last), dtype=torch.int64), noise=Given(last)
-    ).tolist() == [1] * len(last)
+    words, expected = map(list, zip(*ends, strict=True))
+    zeros = torch.zeros(len(ends), dtype=torch.int64)
+    assert oracle.randomize(zeros, noise=Given(words)).tolist() == expected
+    # what is left of 2^63 says the truth
+    last = [k * found, 2**63 - 1] if k * found < 2**63 else []
+    ones = torch.ones(len(last), dtype=torch.int64)
+    assert oracle.randomize(ones, noise=Given(last)).tolist() == ones.tolist()
     return found
 
 
@@ -87,9 +91,10 @@ def channel(oracle):
         other = Fraction(others(oracle), 2**63)
         return [[1 - (k - 1) * other if y == x else other for y in range(k)] for x in range(k)]
     if isinstance(oracle, StrategyMatrix):
-        return [[Fraction(n, 2**63) for n in column] for column in oracle.table.mT.tolist()]
+        columns = oracle.table.mT.tolist()
+        return [[Fraction(n, 2**63) for n in column] for column in columns]
     if isinstance(oracle, ShiftStrategy):
-        inside, outside = (part.tolist() for part in oracle.table.view(2, -1))
+        inside, outside = oracle.table.view(2, -1).tolist()
         found = []
         for x in range(k) if oracle.place is None else oracle.place.tolist():
             law = []
@@ -99,23 +104,24 @@ def channel(oracle):
                     Fraction(number, 2**63 * size)
                     for number, size in zip(numbers, many, strict=True)
                 ]
-                law += [each[not pattern[(x - s) % len(pattern)]] for s in range(len(pattern))]
+                places = [(x - s) % len(pattern) for s in range(len(pattern))]
+                law += [each[not pattern[place]] for place in places]
             found.append(law)
         return found
     if isinstance(oracle, HadamardResponse):
         size = oracle.outputs
         low = Fraction(oracle.lost)
         odd = [[bin((x + 1) & y).count("1") % 2 for y in range(size)] for x in range(k)]
-        return [[(low if each else 1 - low) * 2 / size for each in row] for row in odd]
+        chances = [(1 - low) * 2 / size, low * 2 / size]
+        return [[chances[each] for each in row] for row in odd]
     lost = Fraction(oracle.lost)
     off = Fraction(oracle.off)
     if isinstance(oracle, SubsetSelection):
         sets = list(itertools.combinations(range(k), oracle.subset))
         holding = math.comb(k - 1, oracle.subset - 1)
-        return [
-            [(1 - lost) / holding if x in s else lost / (len(sets) - holding) for s in sets]
-            for x in range(k)
-        ]
+        inside = (1 - lost) / holding
+        outside = lost / (len(sets) - holding)
+        return [[inside if x in s else outside for s in sets] for x in range(k)]
     sets = list(itertools.product((0, 1), repeat=k))
 
     def chance(x, bits):
@@ -130,11 +136,11 @@ def area(randomizer):
     # acos(threshold)
     power = randomizer.cap.dim - 2
     edge = 2 * math.atan(math.exp(-randomizer.cap.rapidity))
-    part, whole = (
-        integrate.quad(lambda a: math.sin(a) ** power, 0, end, epsabs=0, epsrel=1e-13)[0]
-        for end in (edge, math.pi)
-    )
-    return part / whole
+
+    def up_to(end):
+        return integrate.quad(lambda a: math.sin(a) ** power, 0, end, epsabs=0, epsrel=1e-13)[0]
+
+    return up_to(edge) / up_to(math.pi)
 
 
 def two_densities(randomizer):
@@ -155,7 +161,11 @@ def signs(randomizer):
     signs.
     """
     x = randomizer.radius * torch.linspace(0, 1, 101, dtype=torch.float64)[:, None]
-    behind = counted(lambda words: randomizer.randomize(x, noise=Given(words))[:, 0] < 0, 101)
+
+    def behind_zero(words):
+        return randomizer.randomize(x, noise=Given(words))[:, 0] < 0
+
+    behind = counted(behind_zero, 101)
     densities = [Fraction(each, 2**63) for n in behind for each in (n, 2**63 - n)]
     return spent(max(densities) / min(densities))
 
@@ -166,20 +176,20 @@ def hockey_stick(randomizer):
     """
     epsilon = randomizer.epsilon
     shift = 2 * randomizer.radius / randomizer.sigma
-    edge = epsilon / shift + shift / 2  # beyond it the first density is e^epsilon times the second
-    truth, _ = integrate.quad(
-        lambda t: stats.norm.pdf(t - shift) - math.exp(epsilon) * stats.norm.pdf(t),
-        edge,
-        edge + 30,
-        epsabs=0,
-        epsrel=1e-12,
-    )
-    return truth
+    # beyond it the first density is e^epsilon times the second
+    edge = epsilon / shift + shift / 2
+
+    def excess(t):
+        return stats.norm.pdf(t - shift) - math.exp(epsilon) * stats.norm.pdf(t)
+
+    # thirty deviations beyond the edge nothing is left
+    return integrate.quad(excess, edge, edge + 30, epsabs=0, epsrel=1e-12)[0]
 
 
 def lifted(x):
     """x' in the ball of R^d -> u on the sphere of R^{d+1}."""
-    return np.concatenate([x, np.sqrt(np.maximum(0, 1 - np.square(x).sum(-1, keepdims=True)))], -1)
+    squares = np.square(x).sum(-1, keepdims=True)
+    return np.concatenate([x, np.sqrt(np.maximum(0, 1 - squares))], -1)
 
 
 def random_ball(rng, count, dim):
@@ -192,7 +202,7 @@ def nested(k, epsilon):
     """A strategy matrix that says whether a type is at most y or above it, less what rounding adds
     to epsilon.
     """
-    below = torch.ones(k, k, dtype=torch.float64).triu()
+    below = torch.ones(k, k).double().triu()
     rows = torch.cat([below, 1 - below])
     chances = torch.exp((1 - 1e-6) * epsilon * rows)
     return StrategyMatrix(chances / chances.sum(0))

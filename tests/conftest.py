@@ -19,7 +19,8 @@ from torchdp.randomizers.alphabet import shift_strategy
 
 CHOOSE = queries.choose
 SHIFTS = shift_strategy.shifts
-THREADS = os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start too
+# of the processes that tests start too
+THREADS = os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_finish():
@@ -42,16 +43,19 @@ def repeated_draws(request, monkeypatch):
     """The system's keys and torch's own generator follow from the test's name, other keys at each
     call and process.
     """
-    calls, (parent, forks) = itertools.count(), process()
+    calls = itertools.count()
+    parent, forks = process()
 
     def key(device="cpu"):
         here, now = process()
         place = "" if here == parent else f"{here} {now - forks}"
-        material = hashlib.sha256(f"{request.node.nodeid} {next(calls)} {place}".encode()).digest()
+        name = f"{request.node.nodeid} {next(calls)} {place}"
+        material = hashlib.sha256(name.encode()).digest()
         return torch.frombuffer(bytearray(material), dtype=torch.int32).to(device)
 
     monkeypatch.setattr(noise, "system_key", key)
-    seed = int.from_bytes(hashlib.sha256(request.node.nodeid.encode()).digest()[:4], "little")
+    digest = hashlib.sha256(request.node.nodeid.encode()).digest()
+    seed = int.from_bytes(digest[:4], "little")
     # torch.manual_seed notes the stack for each device to come
     torch.default_generator.manual_seed(seed)
 
@@ -69,7 +73,13 @@ def brief(request, monkeypatch):
         return usual(*problem, steps=min(steps or 60, 60), **options)
 
     def shifts(W, epsilon, steps, starts, *others):
-        return SHIFTS(W, epsilon, min(steps, 40), min(starts, 2), *others)
+        return SHIFTS(
+            W,
+            epsilon,
+            min(steps, 40),
+            min(starts, 2),
+            *others,
+        )
 
     monkeypatch.setattr(StrategyMatrix, "tuned", tuned)
     monkeypatch.setattr(shift_strategy, "shifts", shifts)
@@ -82,7 +92,13 @@ def quick(monkeypatch):
     def choose(asked, n, epsilon, delta=None, **given):
         linear = isinstance(asked, torch.Tensor | workloads.Workload)
         if not linear or given.get("trust", "local") != "local":
-            return CHOOSE(asked, n, epsilon, delta, **{**given, "search": False})
+            return CHOOSE(
+                asked,
+                n,
+                epsilon,
+                delta,
+                **{**given, "search": False},
+            )
         protocol = queries.LocalOracle(asked, RandomizedResponse(asked.shape[1], epsilon))
         worst = protocol.worst_mse(n, given.get("objective", Objective.WORST))
         return Choice((Candidate("randomized", protocol, float(worst) ** 0.5),))

@@ -8,11 +8,20 @@ from trained import STEPS
 from torchdp.noise import SeededNoise
 
 
-def by_hand(plan, net, loss, optimizer, data, parts, steps=STEPS):
+def by_hand(
+    plan,
+    net,
+    loss,
+    optimizer,
+    data,
+    parts,
+    steps=STEPS,
+):
     """The parameters after each step of our own loop, flat. parts: of a batch, inputs and
     targets.
     """
-    run, seen = plan.start(net, loss, noise=SeededNoise(1)), []
+    run = plan.start(net, loss, noise=SeededNoise(1))
+    seen = []
     for batch in run.loader(data):
         run.backward(*parts(batch))
         optimizer.step()
@@ -23,7 +32,8 @@ def by_hand(plan, net, loss, optimizer, data, parts, steps=STEPS):
 
 
 def flat(net):
-    return torch.cat([p.detach().flatten().clone() for p in net.parameters() if p.requires_grad])
+    trained = [p for p in net.parameters() if p.requires_grad]
+    return torch.cat([p.detach().flatten().clone() for p in trained])
 
 
 def holds(path, key):

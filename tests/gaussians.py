@@ -47,22 +47,20 @@ def furthest(release, data_sets):
     probe = Probe()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RoundedNormal, "draw", rounded)
-        means = [
-            release(data, each).flatten()
-            for data, each in zip(data_sets, [probe] + [Probe()] * len(data_sets), strict=False)
-        ]
-        root = torch.stack(
-            [release(data_sets[0], Probe(i)).flatten() - means[0] for i in range(probe.used)], 1
-        )
+        # the first data set is released by the probe that counts what is drawn
+        sources = [probe] + [Probe()] * len(data_sets)
+        pairs = zip(data_sets, sources, strict=False)
+        means = [release(data, source).flatten() for data, source in pairs]
+        moved = [release(data_sets[0], Probe(i)).flatten() for i in range(probe.used)]
+        root = torch.stack([each - means[0] for each in moved], 1)
     inverse = torch.linalg.pinv(root, rtol=1e-6)
     most = 0.0
     for one, other in itertools.combinations(means, 2):
-        u = inverse @ (one - other)
-        missed = float((one - other - root @ u).norm())
-        most = max(
-            most,
-            float(u.norm()) if missed <= 1e-6 * float((one - other).norm()) + 1e-13 else math.inf,
-        )
+        change = one - other
+        u = inverse @ change
+        missed = float((change - root @ u).norm())
+        covered = missed <= 1e-6 * float(change.norm()) + 1e-13
+        most = max(most, float(u.norm()) if covered else math.inf)
     return most
 
 

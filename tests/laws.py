@@ -3,9 +3,14 @@ generators, files.
 """
 
 import io
+import itertools
 import math
+import sys
 from collections.abc import Iterable
 from functools import reduce
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,7 +22,8 @@ from torchdp.kernels.secure_sketch import reference
 from torchdp.noise import Noise, SeededNoise
 from torchdp.randomness import keyed_generator
 
-UNLIKELY = 1e-6  # level of every statistical test
+# level of every statistical test
+UNLIKELY = 1e-6
 
 
 class Given(Noise):
@@ -44,6 +50,16 @@ def keyed_normals(key: Tensor, first: int, count: int) -> Tensor:
     """
     radius, angle, start = reference._polar(key, first, count)
     return reference._across(radius, angle)[first - start :][:count]
+
+
+def executed(path: Path, name: str | None = None, *, registered: bool = False) -> ModuleType:
+    """A file as a module of its own; registered where its dataclasses look for their module."""
+    spec = spec_from_file_location(name or path.stem, path)
+    module = module_from_spec(spec)
+    if registered:
+        sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def stored(state: Any) -> Any:
@@ -106,7 +122,8 @@ def log_ratio(rows: Tensor) -> float:
 
 def hockey_stick(p: np.ndarray, q: np.ndarray, epsilon: float) -> float:
     """The hockey-stick divergence of p from q at epsilon: sum max(0, p - e^epsilon q)."""
-    return float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
+    excess = p - math.exp(epsilon) * q
+    return float(np.maximum(excess, 0).sum())
 
 
 def hockey_sticks(p: np.ndarray, q: np.ndarray, epsilons: Iterable[float]) -> np.ndarray:
@@ -120,9 +137,20 @@ def worst_pair(epsilon: float, delta: float) -> tuple[np.ndarray, np.ndarray]:
     return p, p[::-1]
 
 
+def product_pair(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """The product distributions of independent pairs, all their outcomes written out."""
+    sides = zip(*pairs, strict=True)
+    p, q = [np.array([math.prod(x) for x in itertools.product(*side)]) for side in sides]
+    return p, q
+
+
 def bits_law(chances: Iterable[float]) -> np.ndarray:
     """Law of a sum of independent bits, of their chances."""
-    return reduce(np.convolve, [np.array([1 - chance, chance]) for chance in chances], np.ones(1))
+    return reduce(
+        np.convolve,
+        [np.array([1 - chance, chance]) for chance in chances],
+        np.ones(1),
+    )
 
 
 def shifted(law: np.ndarray, plus: int, minus: int | None = None) -> np.ndarray:
@@ -131,18 +159,39 @@ def shifted(law: np.ndarray, plus: int, minus: int | None = None) -> np.ndarray:
     if minus is None:
         moved[plus:] = law[: len(law) - plus]
     else:
-        moved[plus:, minus:] = law[: len(law) - plus, : law.shape[1] - minus]
+        rows = len(law) - plus
+        moved[plus:, minus:] = law[:rows, : law.shape[1] - minus]
     return moved
+
+
+def shift_delta(law: np.ndarray, shift: tuple[int, ...], epsilon: float) -> float:
+    """max over both orders of sum_x max(0, p(x) - e^epsilon p(x - shift)), any number of
+    coordinates.
+    """
+    widths = [(abs(v), abs(v)) for v in shift]
+    here = np.pad(law, widths)
+    there = np.roll(here, shift, axis=tuple(range(law.ndim)))
+    scale = math.exp(epsilon)
+    ways = here - scale * there, there - scale * here
+    return max(np.maximum(excess, 0).sum() for excess in ways)
+
+
+def thresholds(table: Any) -> list[int]:
+    """A table's T_1, T_2, ... as integers, its filling left out."""
+    numbers = [a << 96 | b << 64 | c << 32 | d for a, b, c, d in table.words.T.tolist()]
+    return numbers[: table.length]
 
 
 def byte_chi_square(words: Tensor) -> float:
     """The largest chi-square statistic of the words' byte positions, 255 degrees of freedom
     each.
     """
-    octets = words.flatten()[:, None].contiguous().view(torch.uint8)
+    flat = words.flatten()[:, None]
+    octets = flat.contiguous().view(torch.uint8)
     counts = torch.stack([torch.bincount(column.long(), minlength=256) for column in octets.T])
     expected = len(octets) / 256
-    return float(((counts - expected) ** 2 / expected).sum(1).max())
+    squares = (counts - expected) ** 2
+    return float((squares / expected).sum(1).max())
 
 
 def overlap(one: Any, two: Any, room: float = 1e-12) -> bool:
@@ -164,9 +213,8 @@ def one_law(one: Tensor, two: Tensor, axes: int = 3) -> bool:
         a = one @ axis
         b = two @ axis
         a, b = rounded(torch.cat([a, b])).split([len(a), len(b)])
-        z = float(
-            (a.mean() - b.mean()) / (a.var() / len(a) + b.var() / len(b)).sqrt().clamp_min(1e-12)
-        )
+        variance = a.var() / len(a) + b.var() / len(b)
+        z = float((a.mean() - b.mean()) / variance.sqrt().clamp_min(1e-12))
         if abs(z) > 6 or ks_2samp(a, b, method="asymp").pvalue < UNLIKELY:
             return False
     return True
@@ -180,6 +228,5 @@ def rounded(values: Tensor) -> Tensor:
 
 def z_scores(samples: Tensor, expected: Tensor) -> Tensor:
     """(samples.mean(0) - expected) in standard errors."""
-    return (samples.mean(0) - expected) / (samples.std(0) / math.sqrt(len(samples))).clamp_min(
-        1e-12
-    )
+    deviation = samples.std(0) / math.sqrt(len(samples))
+    return (samples.mean(0) - expected) / deviation.clamp_min(1e-12)

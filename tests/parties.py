@@ -17,7 +17,12 @@ from torchdp.noise import SeededNoise
 HEADER_BYTES = 62
 NONCE_BYTES = 12
 TAG_BYTES = 28
-SIZES = {"north": 3, "south": 10, "east": 1, "west": 6}
+SIZES = {
+    "north": 3,
+    "south": 10,
+    "east": 1,
+    "west": 6,
+}
 SERVERS = ("server-0", "server-1", "server-2")
 
 
@@ -30,7 +35,8 @@ def links_of(servers, secret):
 
 def rows(n, d, bound=1.0):
     """Rows of norm below the bound, each its own."""
-    x = torch.linspace(-1, 1, n * d, dtype=torch.float64).view(n, d).roll(1, 0)
+    values = torch.linspace(-1, 1, n * d, dtype=torch.float64)
+    x = values.view(n, d).roll(1, 0)
     return x * (0.9 * bound / d**0.5)
 
 
@@ -64,13 +70,14 @@ class Parties:
         def party(name):
             return secure.Party(name, self.key(name).public, self.sizes.get(name, 0))
 
-        return secure.Session(
-            question, *([*map(party, n)] for n in (self.servers, self.sizes)), party("analyst")
-        )
+        servers = [party(name) for name in self.servers]
+        organisations = [party(name) for name in self.sizes]
+        return secure.Session(question, servers, organisations, party("analyst"))
 
     def part(self, name):
         """An organisation's rows."""
-        first = sum(list(self.sizes.values())[: list(self.sizes).index(name)])
+        place = list(self.sizes).index(name)
+        first = sum(list(self.sizes.values())[:place])
         return self.x[first : first + self.sizes[name]]
 
     def submit(self, *names, noise=True):
@@ -105,7 +112,8 @@ class Parties:
             for party in self.session.organisations
             if party.name in (names or self.sizes)
         ]
-        return self.question.analyse(self.question.add(*map(self.question.tally, sent)))
+        tallies = map(self.question.tally, sent)
+        return self.question.analyse(self.question.add(*tallies))
 
 
 def ladder(scalar, point):
@@ -137,7 +145,11 @@ def ladder(scalar, point):
 
 def hkdf(salt, secret, info):
     """The first 32 bytes of RFC 5869 with SHA-256."""
-    return hmac.digest(hmac.digest(salt, secret, hashlib.sha256), info + b"\1", hashlib.sha256)
+    return hmac.digest(
+        hmac.digest(salt, secret, hashlib.sha256),
+        info + b"\1",
+        hashlib.sha256,
+    )
 
 
 def opened(key, frame):

@@ -12,19 +12,30 @@ from torch import Tensor
 from torchdp.sketching import Sketch
 
 
-def rows(n: int, d: int, seed: int = 0, bound: float = 1.5) -> Tensor:
+def rows(
+    n: int,
+    d: int,
+    seed: int = 0,
+    bound: float = 1.5,
+) -> Tensor:
     """Rows of norm at most ``bound``."""
-    A = torch.randn(n, d, dtype=torch.float64, generator=generator(seed))
-    return A * (bound / torch.linalg.vector_norm(A, dim=1, keepdim=True)).clamp_max(1)
+    A = normal(n, d, seed=seed)
+    lengths = torch.linalg.vector_norm(A, dim=1, keepdim=True)
+    return A * (bound / lengths).clamp_max(1)
 
 
-def sphere(n: int, d: int, radius: float, seed: int = 0) -> Tensor:
+def sphere(
+    n: int,
+    d: int,
+    radius: float,
+    seed: int = 0,
+) -> Tensor:
     return radius * torch.nn.functional.normalize(normal(n, d, seed=seed), dim=1)
 
 
 def written_out(sketch: Sketch) -> Tensor:
     """S, entry by entry."""
-    S = torch.zeros(sketch.height, sketch.clients, dtype=torch.float64)
+    S = torch.zeros(sketch.height, sketch.clients).double()
     for c, i in itertools.product(range(sketch.copies), range(sketch.clients)):
         S[sketch.rows[c, i], i] += float(sketch.signs[c, i]) / math.sqrt(sketch.copies)
     return S
@@ -33,10 +44,9 @@ def written_out(sketch: Sketch) -> Tensor:
 def products(A: Tensor, b: Tensor | None = None) -> Tensor:
     """The upper triangle of A^T A, sqrt 2 times off the diagonal, and A^T b, number by number."""
     d = A.shape[1]
-    gram = [
-        (A[:, i] * A[:, j]).sum() * (1 if i == j else math.sqrt(2)) for i, j in itertools.product(range(d), repeat=2)
-        if i <= j
-    ]  # fmt: skip
+    gram = []
+    for i, j in itertools.combinations_with_replacement(range(d), 2):
+        gram.append((A[:, i] * A[:, j]).sum() * (1 if i == j else math.sqrt(2)))
     cross = [] if b is None else [(A[:, i] * b).sum() for i in range(d)]
     return torch.stack([*gram, *cross])
 
@@ -52,7 +62,13 @@ def regression_rows(n: int, d: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 def spectrum_rows(n: int, d: int, rank: int) -> Tensor:
     """Rows with ``rank`` singular values sqrt(n/rank), the others 1/n."""
     U, _, Vh = torch.linalg.svd(
-        torch.randn(n, d, dtype=torch.float64, generator=generator()), full_matrices=False
+        torch.randn(
+            n,
+            d,
+            dtype=torch.float64,
+            generator=generator(),
+        ),
+        full_matrices=False,
     )
     return (
         U

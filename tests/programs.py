@@ -17,15 +17,15 @@ def least_value(
     """
     cp = pytest.importorskip("cvxpy")
     n = W.shape[1]
-    X, constraints = cp.Variable((n, n), PSD=True), []
+    X = cp.Variable((n, n), PSD=True)
+    constraints = []
     for s in sets:
         y = cp.Variable(len(s))
         constraints += [cp.diag(y) - X[np.ix_(s, s)] >> 0, cp.sum(y) <= 1]
     if bands:
         constraints += [X[i, j] == 0 for i in range(n) for j in range(n) if abs(i - j) >= bands]
     errors = [cp.matrix_frac(row, X) for row in W.numpy()]
-    problem = cp.Problem(
-        cp.Minimize(cp.max(cp.hstack(errors)) if p == math.inf else cp.sum(errors)), constraints
-    )
+    value = cp.max(cp.hstack(errors)) if p == math.inf else cp.sum(errors)
+    problem = cp.Problem(cp.Minimize(value), constraints)
     problem.solve(solver=cp.CLARABEL)
     return math.sqrt(problem.value)

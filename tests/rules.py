@@ -14,7 +14,8 @@ def permits(rule, steps):
 
 def permitted(rule, steps):
     """Every set of at least one of the first ``steps`` steps that the rule allows."""
-    sets = (
-        list(chosen) for size in range(1, steps + 1) for chosen in combinations(range(steps), size)
-    )
-    return [chosen for chosen in sets if permits(rule, chosen)]
+    found = []
+    for size in range(1, steps + 1):
+        sets = map(list, combinations(range(steps), size))
+        found += [chosen for chosen in sets if permits(rule, chosen)]
+    return found

@@ -4,13 +4,14 @@ own.
 
 import ast
 import functools
-import importlib.util
+import importlib
 import inspect
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from laws import executed
 
 from torchdp.protocol import Protocol
 
@@ -213,7 +214,7 @@ for room in {rooms!r}:
     importlib.import_module("torchdp." + room)
 importlib.import_module("torchdp.cli.estimate"), importlib.import_module("torchdp.cli.sweep")
 from torchdp import factorization, randomizers
-W = torch.eye(2, dtype=torch.float64)
+W = torch.eye(2).double()
 factorization.train(W, steps=1)
 found = randomizers.StrategyMatrix.tuned(W, 1.0, generator=torch.Generator(), steps=1)
 found.sharpened(W, None, 1)
@@ -248,14 +249,8 @@ ask = "estimate --csv {tmp_path}/u.csv --statistic mean --columns height --bound
 cli.main(ask.split())
 """
     lines = fresh(code).splitlines()
-    assert lines[0] == "simulate" and lines[1].startswith("mean of height")
-
-
-def script(path):
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    assert lines[0] == "simulate"
+    assert lines[1].startswith("mean of height")
 
 
 def ancestors():
@@ -309,12 +304,13 @@ def test_every_public_name_is_documented():
 
 def test_the_page_of_mechanisms_is_up_to_date():
     """A protocol without an entry of the battery, or a promise without a test, has no row."""
-    module = script("docs/mechanisms.py")
+    module = executed(ROOT / "docs/mechanisms.py")
     assert module.page() == module.PAGE.read_text(), (
         "python docs/mechanisms.py writes the page anew"
     )
     absent = {name for name in concrete(Protocol) if f"| `{name}`" not in module.PAGE.read_text()}
-    assert not absent and "??" not in module.PAGE.read_text()
+    assert not absent
+    assert "??" not in module.PAGE.read_text()
 
 
 def concrete(kind):

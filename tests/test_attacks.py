@@ -14,7 +14,13 @@ from torchdp.randomizers import RandomizedResponse
 TIMES = 2**13
 SIGMA = 4.0
 DELTA = 1e-6
-PROMISE = gaussian_guarantee(SIGMA, DELTA, 1.0, Model.CENTRAL, Neighbours.REPLACE_ONE)
+PROMISE = gaussian_guarantee(
+    SIGMA,
+    DELTA,
+    1.0,
+    Model.CENTRAL,
+    Neighbours.REPLACE_ONE,
+)
 
 
 def normals(seed):
@@ -31,23 +37,27 @@ def of_single_precision(moved, seed):
 
 def multiples(moved, seed):
     """Data are whole, the noise has twos alone: a hole of the support."""
-    return (moved + 2 * (normals(seed) / 2).round()).long()
+    halves = (normals(seed) / 2).round()
+    return (moved + 2 * halves).long()
 
 
 def that_end(moved, seed):
     """Noise is cut at a deviation and a half: a tail that one data set alone reaches."""
-    return (moved + normals(seed).clamp(-1.5 * SIGMA, 1.5 * SIGMA).round()).long()
+    cut = normals(seed).clamp(-1.5 * SIGMA, 1.5 * SIGMA)
+    return (moved + cut.round()).long()
 
 
 def of_few_levels(moved, seed):
     """A float table: single values that one data set alone has."""
-    return (moved * 1.1 + normals(seed).round()).mul(16).long()
+    numbers = moved * 1.1 + normals(seed).round()
+    return numbers.mul(16).long()
 
 
 @pytest.mark.parametrize(
     "planted", [as_floats, of_single_precision, multiples, that_end, of_few_levels]
 )
 def test_planted_mechanisms_are_told_apart(planted):
+    # negative control: the planted mechanism is seen by a margin
     assert strongest(planted(0, 1), planted(1, 2), DELTA) > 1.5 * PROMISE.epsilon
     # of the same data nothing is found
     assert strongest(planted(0, 3), planted(0, 4), DELTA) <= PROMISE.epsilon
@@ -56,5 +66,10 @@ def test_planted_mechanisms_are_told_apart(planted):
 @pytest.mark.parametrize("epsilon", [0.5, 3.0])
 def test_a_response_louder_than_it_says_is_seen(epsilon):
     louder = RandomizedResponse(4, 2 * epsilon)
-    one, two = (louder.randomize(torch.full((TIMES,), x), noise=SeededNoise(x)) for x in (0, 3))
+
+    def messages(x):
+        return louder.randomize(torch.full((TIMES,), x), noise=SeededNoise(x))
+
+    one = messages(0)
+    two = messages(3)
     assert epsilon < strongest(one, two) <= 2 * epsilon

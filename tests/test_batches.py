@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from laws import generator, normal
+from torch.testing import assert_close
 
 from torchdp import pairwise, privacy, regression
 from torchdp.queries import CentralFactorization, LocalFactorization, LocalOracle, Twice
@@ -23,22 +24,35 @@ SIZE = 24
 CALLS = {
     "gaussian_log_delta": (
         privacy.gaussian_log_delta,
-        {"sigma": (1e-3, 1e3), "epsilon": (1e-9, 1e2), "sensitivity": (1e-2, 1e2)},
+        {
+            "sigma": (1e-3, 1e3),
+            "epsilon": (1e-9, 1e2),
+            "sensitivity": (1e-2, 1e2),
+        },
     ),
     "gaussian_sigma": (
         privacy.gaussian_sigma,
-        {"epsilon": (1e-9, 1e6), "delta": (1e-30, 0.9999), "sensitivity": (1e-3, 1e3)},
+        {
+            "epsilon": (1e-9, 1e6),
+            "delta": (1e-30, 0.9999),
+            "sensitivity": (1e-3, 1e3),
+        },
     ),
     "PrivUnit.unit_variance": (PrivUnit.unit_variance, {"dim": (1, 1e6), "epsilon": (1e-6, 50)}),
     "entry_variance": (
         entry_variance,
-        {"bound": (1e-3, 1e3), "epsilon": (1e-2, 20), "delta": (1e-12, 0.5)},
+        {
+            "bound": (1e-3, 1e3),
+            "epsilon": (1e-2, 20),
+            "delta": (1e-12, 0.5),
+        },
     ),
     "least_flip": (least_flip, {"users": (1, 60), "epsilon": (1e-2, 20), "delta": (1e-12, 0.5)}),
     "gaussian_epsilon": (privacy.gaussian_epsilon, {"mu": (1e-6, 2e3), "delta": (1e-30, 0.9999)}),
 }
 WHOLE = {"dim", "users"}
-NEAR = {"least_flip": 1e-4}  # of searches that end where all is safe: relative
+# of searches that end where all is safe: relative
+NEAR = {"least_flip": 1e-4}
 # One number of these is of floats, a batch of tensors: apart by roundings, and by the end of a
 # search, 2^-38.
 OF_FLOATS = {name: 4e-12 for name in CALLS if name.startswith(("gaussian", "entry_variance"))}
@@ -63,15 +77,19 @@ def drawn(name, size=SIZE):
 @EACH
 def test_a_batch_is_its_loop(name):
     call, batch = drawn(name)
-    rows = zip(*(each.tolist() for each in batch.values()), strict=True)
+    columns = [each.tolist() for each in batch.values()]
+    rows = zip(*columns, strict=True)
     loop = [call(**dict(zip(batch, row, strict=True))) for row in rows]
     assert all(type(one) is float for one in loop)
     found = call(**batch)
     apart = (NEAR | OF_FLOATS).get(name, 0)
     assert found.dtype == torch.float64
+    # the loop's own numbers, or as near as is listed
     assert found.tolist() == pytest.approx(loop, rel=apart, abs=0)
-    assert torch.equal(call(**{argument: each.numpy() for argument, each in batch.items()}), found)
-    assert torch.equal(call(**{argument: each.tolist() for argument, each in batch.items()}), found)
+    arrays = {argument: each.numpy() for argument, each in batch.items()}
+    lists = {argument: each.tolist() for argument, each in batch.items()}
+    assert torch.equal(call(**arrays), found)
+    assert torch.equal(call(**lists), found)
 
 
 @EACH
@@ -85,10 +103,12 @@ def test_arguments_broadcast(name):
     }
     found = call(**rows)
     assert found.shape == ((3, 4) if others else (3, 1))
-    same = call(**spread)[:, : found.shape[1]].flatten().tolist()
+    found_there = call(**spread)[:, : found.shape[1]]
+    same = found_there.flatten().tolist()
     assert found.flatten().tolist() == pytest.approx(same, rel=NEAR.get(name, 0), abs=0)
     one = call(**{argument: each[0] for argument, each in batch.items()})
-    assert isinstance(one, torch.Tensor) and one.shape == ()
+    assert isinstance(one, torch.Tensor)
+    assert one.shape == ()
     assert call(
         **{first: torch.zeros(0), **{other: float(batch[other][0]) for other in others}}
     ).shape == (0,)
@@ -114,9 +134,9 @@ def test_guarantee_the_least_flip_is_private_and_a_little_less_is_not(users):
     )
     for at, row in zip(epsilon.tolist(), found.tolist(), strict=True):
         for delta, flip in zip([1e-9, 1e-3, 0.2], row, strict=True):
-            (curve,), (less,) = (
-                RandomizedResponseSum(users, p).profiles() for p in (flip, 0.999 * flip)
-            )
+            (curve,) = RandomizedResponseSum(users, flip).profiles()
+            # a thousandth less noise is seen
+            (less,) = RandomizedResponseSum(users, 0.999 * flip).profiles()
             assert curve(np.array([at])) <= delta < less(np.array([at]))
 
 
@@ -154,12 +174,18 @@ def test_more_numbers_than_arguments_are_a_type_error():
 @pytest.mark.parametrize("name", OBJECTS)
 def test_a_batch_of_objects_is_its_loop(name):
     def of(at, n):
-        noisy = NoisyMoments(RELEASED[at], torch.full_like(RELEASED[at], 5.0), n, columns=3)
+        noisy = NoisyMoments(
+            RELEASED[at],
+            torch.full_like(RELEASED[at], 5.0),
+            n,
+            columns=3,
+        )
         return OBJECTS[name](at, regression.SecondMoments(n, MATRIX[at]), noisy)
 
     found = of(slice(None), N)
     for at in np.ndindex(2, 3):
-        torch.testing.assert_close(found[at], of(at, int(N[at])), rtol=1e-10, atol=1e-12)
+        # the same sums in another order
+        assert_close(found[at], of(at, int(N[at])), rtol=1e-10, atol=1e-12)
 
 
 def test_a_fit_without_loss_in_a_batch_is_named():
@@ -168,13 +194,20 @@ def test_a_fit_without_loss_in_a_batch_is_named():
     with pytest.raises(ValueError, match=r"undefined at batch index \(0, 1\)"):
         regression.phi(regression.SecondMoments(N, matrix), X, 0.5)
     with pytest.raises(ValueError, match=r"singular at batch index \(0, 1\)"):
-        ridge.solve_ridge(matrix[..., :-1, :-1], matrix[..., :-1, -1], 0.0)
+        ridge.solve_ridge(
+            matrix[..., :-1, :-1],
+            matrix[..., :-1, -1],
+            0.0,
+        )
 
 
 KERNELS = normal(1, 2, 5, 5, seed=6)
 MANY = pairwise.from_kernel(KERNELS + KERNELS.mT)
 STRATEGY = StrategyMatrix.tuned(
-    torch.eye(5, dtype=torch.float64), 2.0, generator=generator(0), steps=20
+    torch.eye(5).double(),
+    2.0,
+    generator=generator(0),
+    steps=20,
 )
 PAIRS = {
     "two messages": lambda asked: Twice.of(asked, 2.0),
@@ -215,8 +248,6 @@ def test_many_kernels_of_one_tally_are_their_loop(name, ratio):
     tally = many.sample_tally(counts, generator=generator(1), sample_shape=(3,))
     each = zip(answers(many), *map(answers, loop), strict=True)
     for found, *expected in each:
-        torch.testing.assert_close(
-            found[..., 0, :], torch.stack(expected, -1), rtol=1e-9, atol=1e-9
-        )
+        assert_close(found[..., 0, :], torch.stack(expected, -1), rtol=1e-9, atol=1e-9)
     worst = torch.stack([one.worst_mse(n) for one in loop]).amax(0)
-    torch.testing.assert_close(many.worst_mse(n), worst, rtol=1e-10, atol=0)
+    assert_close(many.worst_mse(n), worst, rtol=1e-10, atol=0)

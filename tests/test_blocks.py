@@ -10,13 +10,17 @@ from pathlib import Path
 from test_readme import PRINTED, TOLD, estimates, runnable
 
 ROOT = Path(__file__).resolve().parent.parent
-# Pages named by what runs their commands. The rest are blocks of Python, and what those print.
-TUTORIALS = {  # every line that begins so
-    "docs/sweeps.md": "torchdp ",  # tests/cli/test_sweep_command.py
+# Pages named by what runs their commands, every line that begins so. The rest are blocks of Python,
+# and what those print.
+TUTORIALS = {
+    # tests/cli/test_sweep_command.py
+    "docs/sweeps.md": "torchdp ",
     "docs/cluster.md": "torchdp ",
 }
-FORMULAS = "kernels/"  # indented lines there are mathematics
-COMMANDS = {  # that tests run, or .ci/run and docs/publish.py
+# indented lines there are mathematics
+FORMULAS = "kernels/"
+# that tests run, or .ci/run and docs/publish.py
+COMMANDS = {
     "python3 run.py demo", "python3 run.py test", "pip install .", "torchdp doctor",
     "python experiments/density/error.py --smoke", "python experiments/density/error.py --help",
     "python experiments/density/error.py --device cuda:1", "python experiments/density/error.py --draw-only",
@@ -25,9 +29,8 @@ COMMANDS = {  # that tests run, or .ci/run and docs/publish.py
 
 
 def tracked(*patterns):
-    listed = subprocess.run(
-        ["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True
-    ).stdout.split()
+    command = ["git", "ls-files", *patterns]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.split()
     # an sdist
     return listed or [str(path.relative_to(ROOT)) for one in patterns for path in ROOT.rglob(one)]
 
@@ -49,7 +52,8 @@ def found(text):
     lines = text.expandtabs(4).split("\n")
     at = 0
     while at < len(lines):
-        if fence := re.match(r"( *(?:> ?|[-*] )* *)(`{3,}|~{3,}) *([\w+-]*)", lines[at]):
+        fence = re.match(r"( *(?:> ?|[-*] )* *)(`{3,}|~{3,}) *([\w+-]*)", lines[at])
+        if fence:
             start = at = at + 1
             while at < len(lines) and not re.match(rf"[ >]*{fence[2]}", lines[at]):
                 at += 1
@@ -58,17 +62,16 @@ def found(text):
             start = at
             while at < len(lines) and re.match(r" {4,}\S|\s*$", lines[at]):
                 at += 1
-            yield (
-                "indented",
-                re.sub(r"(?m)^    ", "", "\n".join(lines[start:at])).strip("\n") + "\n",
-            )
+            code = re.sub(r"(?m)^    ", "", "\n".join(lines[start:at]))
+            yield "indented", code.strip("\n") + "\n"
             continue
         at += 1
 
 
 def commands(block):
     for line in block.replace("\\\n", " ").splitlines():
-        if line := re.sub(r"\s+#.*", "", " ".join(line.split())):
+        line = re.sub(r"\s+#.*", "", " ".join(line.split()))
+        if line:
             yield line
 
 
@@ -80,7 +83,8 @@ def unrun(pages):
         pythons = 0
         before = ""
         for language, code in seen:
-            what = f"{page}: {language or 'block'} {code.strip().splitlines()[:1]}"
+            first_line = code.strip().splitlines()[:1]
+            what = f"{page}: {language or 'block'} {first_line}"
             if not code.strip() or language == "math":  # a formula
                 continue
             if language == "python":
@@ -130,7 +134,8 @@ def test_every_example_of_a_docstring_is_run():
 
 def test_no_docstring_holds_code_that_is_no_example():
     inside = [name for name in SCRIPTS if name.startswith(("torchdp/", "kernels/"))]
-    assert inside and not [name for name in inside if list(hidden(SCRIPTS[name]))]
+    assert inside
+    assert not [name for name in inside if list(hidden(SCRIPTS[name]))]
 
 
 HIDDEN = r"```|~~~|::\n\n +\S|code-block|doctest: *\+?SKIP|^ *(import \w+|from [\w.]+ import )"

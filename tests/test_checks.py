@@ -20,10 +20,13 @@ def test_arrays_and_lists_are_refused_with_the_remedy_and_never_shown(value):
 
 
 def test_what_is_meant_passes():
-    assert checks.positive("x", 700) == 700.0 and checks.non_negative("x", 0) == 0.0
-    assert checks.integer("n", 10**15, 1) == 10**15 and checks.integer("n", torch.tensor(3), 0) == 3
+    assert checks.positive("x", 700) == 700.0
+    assert checks.non_negative("x", 0) == 0.0
+    assert checks.integer("n", 10**15, 1) == 10**15
+    assert checks.integer("n", torch.tensor(3), 0) == 3
     assert checks.device("device", "cpu") == torch.device("cpu")
     assert checks.floating("x", torch.ones(2, 2, dtype=torch.bfloat16)).dtype == torch.bfloat16
     assert checks.indices("x", torch.tensor([0, 2], dtype=torch.uint8), 3).dtype == torch.int64
-    assert checks.below_one("x", 0) == 0.0 and checks.several("x", (1, 2), int) == [1, 2]
+    assert checks.below_one("x", 0) == 0.0
+    assert checks.several("x", (1, 2), int) == [1, 2]
     checks.fits("x", 1000, 1000)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from torchdp.descent import Adam
 
@@ -21,5 +22,5 @@ def test_takes_the_steps_of_the_published_algorithm(betas):
         expected.zero_grad()
         ((y**4).sum() + y.prod()).backward()
         expected.step()
-        torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-14)
+        assert_close(x, y, rtol=1e-12, atol=1e-14)
     assert torch.equal(idle, torch.ones(2))

@@ -43,7 +43,8 @@ def chained(end, *parts):
     hashed = hashlib.sha256(end)
     for part in parts:
         data = part if isinstance(part, bytes) else str(part).encode()
-        hashed.update(f"{type(part).__name__} {len(data)}\n".encode() + data)
+        header = f"{type(part).__name__} {len(data)}\n"
+        hashed.update(header.encode() + data)
     return hashed.digest()
 
 
@@ -83,14 +84,21 @@ def session_tree():
     parties = [
         secure.Party(name, f"{k:02x}" * 32, 4 * (name == "north")) for k, name in enumerate(names)
     ]
-    question = SecureSketch(ones(4), 2, 1.0, 1.0, 1e-5, coalition=AdaptiveCoalition(0))
+    question = SecureSketch(
+        ones(4),
+        2,
+        1.0,
+        1.0,
+        1e-5,
+        coalition=AdaptiveCoalition(0),
+    )
     return described(secure.Session(question, tuple(parties[:2]), (parties[2],), parties[3]))
 
 
 def density_tree():
     features = GaussianFourier(1).draw(3, generator=torch.Generator().manual_seed(0))
     kde = CentralKDE.calibrated(features, 8, 1.0, 1e-5)
-    return described(kde.estimate(torch.zeros(8, 1, dtype=torch.float64)))
+    return described(kde.estimate(torch.zeros(8, 1).double()))
 
 
 def plan_tree():
@@ -127,7 +135,8 @@ def test_guarantee_no_reader_makes_a_class_that_does_not_belong(name, tmp_path, 
     """
     read, tree = READERS[name]
     tree = tree()
-    assert read(tmp_path, tree) is not None  # the control: what belongs is made
+    # the control: what belongs is made
+    assert read(tmp_path, tree) is not None
     names = "torchdp.checks", "torchdp.privacy.guarantee", tree["made"].partition(":")[0]
     for module in map(sys.modules.get, names):
         monkeypatch.setattr(module, "Planted", Planted, raising=False)

@@ -18,22 +18,39 @@ ALPHA = 1e-6
 def agrees(sample, law):
     """Chi-square p-value of integers against a scipy law, in cells of at least ten expected."""
     sample = np.asarray(sample)
-    cuts = np.unique(law.ppf(np.linspace(0, 1, min(40, len(sample) // 20) + 1)[1:-1]))
-    expected = np.diff(np.concatenate([[0], law.cdf(cuts), [1]])) * len(sample)
-    seen = np.histogram(sample, np.concatenate([[-np.inf], np.nextafter(cuts, np.inf), [np.inf]]))[
-        0
-    ]
+    # twenty expected in each cell, forty cells at most
+    cells = min(40, len(sample) // 20)
+    inner = np.linspace(0, 1, cells + 1)[1:-1]
+    cuts = np.unique(law.ppf(inner))
+    levels = np.concatenate(
+        [
+            [0],
+            law.cdf(cuts),
+            [1],
+        ]
+    )
+    expected = np.diff(levels) * len(sample)
+    # a cell holds its upper end
+    edges = np.concatenate(
+        [
+            [-np.inf],
+            np.nextafter(cuts, np.inf),
+            [np.inf],
+        ]
+    )
+    seen = np.histogram(sample, edges)[0]
     possible = expected > 0
     assert seen[~possible].sum() == 0
     if possible.sum() < 2:
         return 1.0
-    return stats.chi2.sf(
-        ((seen - expected)[possible] ** 2 / expected[possible]).sum(), possible.sum() - 1
-    )
+    squares = (seen - expected)[possible] ** 2
+    statistic = (squares / expected[possible]).sum()
+    return stats.chi2.sf(statistic, possible.sum() - 1)
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.7, 12.0, 49.0, 51.0, 70.0, 5000.0, 3e6])
 def test_poisson_counts_of_any_rate_have_their_law(rate):
+    # 40,000 draws: cells of a twentieth hold 2000
     drawn = Simulated(generator(1)).poisson(torch.full((40_000,), rate, dtype=torch.float64))
     assert drawn.dtype == torch.int64
     assert agrees(drawn, stats.poisson(rate)) > ALPHA
@@ -46,6 +63,7 @@ def test_poisson_counts_stay_whole_numbers_far_above_single_precision():
     drawn = Simulated(generator(1)).poisson(torch.full((20_000,), rate, dtype=torch.float64))
     z = (drawn.double() - rate) / math.sqrt(rate)
     assert stats.kstest(z.numpy(), "norm").pvalue > ALPHA
+    # the last bit is not lost to rounding
     assert 0.4 < (drawn % 2).double().mean() < 0.6
 
 
@@ -60,7 +78,14 @@ def test_poisson_rates_of_different_size_do_not_disturb_each_other():
 
 
 @pytest.mark.parametrize(
-    ("shape", "ratio"), [(1e-3, 0.9), (0.5, 0.2), (1.0, 0.999), (1.0, 1e-3), (40.0, 0.8)]
+    ("shape", "ratio"),
+    [
+        (1e-3, 0.9),
+        (0.5, 0.2),
+        (1.0, 0.999),
+        (1.0, 1e-3),
+        (40.0, 0.8),
+    ],
 )
 def test_negative_binomial_counts_have_their_law(shape, ratio):
     drawn = Simulated(generator(3)).negative_binomial(
@@ -78,6 +103,7 @@ def test_logarithmic_counts_have_their_law(ratio):
     assert int(drawn.min()) >= 1
     assert agrees(drawn, stats.logser(ratio)) > ALPHA
     if ratio > 0.1:
+        # negative control: another ratio
         assert agrees(drawn, stats.logser(ratio * 0.9)) < ALPHA
 
 
@@ -93,7 +119,13 @@ def test_binomial_counts_have_their_law(size, probability):
 def test_scattered_messages_of_one_user_have_the_user_s_law(users, ratio):
     """One cell at each place: the counts at the places are independent NB(r/n, p), for r = 4."""
     places = 30_000
-    where = scattered_negative_binomial(1, places, 4 / users, ratio, Simulated(generator(6)))
+    where = scattered_negative_binomial(
+        1,
+        places,
+        4 / users,
+        ratio,
+        Simulated(generator(6)),
+    )
     assert where.dtype == torch.int32
     counts = torch.bincount(where.long(), minlength=places)
     assert len(counts) == places
@@ -109,6 +141,7 @@ def test_scattered_poisson_messages_have_their_law(mean):
         scattered_poisson(3, places, mean, Simulated(generator(7))).long(), minlength=places
     )
     assert agrees(counts, stats.poisson(3 * mean)) > ALPHA
+    # negative control: twice the mean
     assert agrees(counts, stats.poisson(6 * mean)) < ALPHA
 
 
@@ -123,7 +156,8 @@ def draw(generator):
 
 def test_manual_seed_keeps_32_bits_and_keyed_generators_do_not():
     short = [draw(torch.Generator().manual_seed(seed)) for seed in (1, 1 + 2**32)]
-    assert short[0] == short[1]  # why this module exists
+    # why this module exists
+    assert short[0] == short[1]
     keys = [b"", b"\x00", b"\x00\x00", (1).to_bytes(8, "big"), (1 + 2**32).to_bytes(8, "big")]
     assert len({tuple(draw(randomness.keyed_generator(key))) for key in keys}) == len(keys)
 

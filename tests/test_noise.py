@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from laws import generator
 from scipy import stats
 
 from torchdp.draws import AT_ONCE, COARSE, Draws, Simulated
@@ -17,7 +18,7 @@ from torchdp.noise import LONGEST, Noise, SeededNoise, source
 ALPHA = 1e-6
 SOURCES = {
     "seeded": lambda: SeededNoise(1),
-    "generator": lambda: Simulated(torch.Generator().manual_seed(1)),
+    "generator": lambda: Simulated(generator(1)),
 }
 
 
@@ -43,7 +44,11 @@ def draws(request):
 def test_a_stream_is_the_keystream_whole_blocks_a_call():
     noise = SeededNoise(3)
     stream = chacha.reference.keystream(noise._stream._key, 0, 2 + 5000).view(torch.int64)
-    words = [noise.words((5,)), noise.words((2, 4)).flatten(), noise.words((40_000,))]
+    words = [
+        noise.words((5,)),
+        noise.words((2, 4)).flatten(),
+        noise.words((40_000,)),
+    ]
     assert torch.equal(torch.cat(words), torch.cat([stream[:5], stream[8:16], stream[16:]]))
     assert noise.words((0,)).shape == (0,)
 
@@ -71,15 +76,19 @@ def test_laws_of_real_numbers(draws, number):
         (draws.gamma(torch.full((number,), 0.3)), stats.gamma(0.3)),
         (draws.gamma(torch.full((number,), 7.5)), stats.gamma(7.5)),
     ]:
-        assert drawn.shape == (number,) and drawn.dtype == torch.float64
+        assert drawn.shape == (number,)
+        assert drawn.dtype == torch.float64
         assert stats.kstest(drawn.numpy(), law.cdf).pvalue > ALPHA
         if number > 1000:
-            assert stats.kstest(drawn.numpy() * 1.05, law.cdf).pvalue < 0.01  # a wrong scale shows
+            # a wrong scale shows
+            assert stats.kstest(drawn.numpy() * 1.05, law.cdf).pvalue < 0.01
 
 
 def test_large_and_sure_counts(draws):
+    # a variance of 2e11: far beyond a table
     large = draws.binomial(torch.full((5000,), 10**12), 0.3).double()
-    assert stats.kstest(((large - 3e11) / math.sqrt(2.1e11)).numpy(), "norm").pvalue > ALPHA
+    scaled = (large - 3e11) / math.sqrt(2.1e11)
+    assert stats.kstest(scaled.numpy(), "norm").pvalue > ALPHA
     assert draws.binomial(torch.tensor([10**6, 10**6, 0, 7]), torch.tensor([0.0, 1.0, 0.5, 1.0])).tolist() == [
         0, 10**6, 0, 7,
     ]  # fmt: skip
@@ -89,16 +98,26 @@ def test_large_and_sure_counts(draws):
 @pytest.mark.parametrize("bound", [3, 1000, 3 * 2**61, 2**63 - 1])
 def test_integers_below_a_bound_are_uniform(draws, bound):
     value = draws.below(bound, (50_000,))
-    assert 0 <= int(value.min()) and int(value.max()) < bound and not draws.below(1, (9,)).any()
+    assert 0 <= int(value.min())
+    assert int(value.max()) < bound
+    assert not draws.below(1, (9,)).any()
     # 3 2^61 of 2^63 integers: without drawing again the first third would be twice as likely as the
     # others
-    cell = (value.double() / bound * min(bound, 12)).long().clamp(max=min(bound, 12) - 1)
-    assert stats.chisquare(cell.bincount(minlength=min(bound, 12))).pvalue > ALPHA
+    # bounds up to 2^63 are cut into twelve cells
+    cells = min(bound, 12)
+    cell = (value.double() / bound * cells).long().clamp(max=cells - 1)
+    # as likely in each cell
+    assert stats.chisquare(cell.bincount(minlength=cells)).pvalue > ALPHA
 
 
 def test_the_tails_of_normals_and_exponentials_go_on_below_2_to_the_minus_63():
     """Words put in by hand: an integer m of 63 bits, then the bits that follow it."""
-    for m, rest in [(0, 0), (0, 5), (3, 2**62), (COARSE - 1, 2**61 + 1)]:
+    for m, rest in [
+        (0, 0),
+        (0, 5),
+        (3, 2**62),
+        (COARSE - 1, 2**61 + 1),
+    ]:
         u = (m + (rest + 0.5) * 2.0**-63) * 2.0**-63
 
         class Two(Given):
@@ -109,20 +128,19 @@ def test_the_tails_of_normals_and_exponentials_go_on_below_2_to_the_minus_63():
         assert float(Two(m, 0).normal((2,))[0]) == pytest.approx(
             math.sqrt(-2 * math.log(u)), rel=1e-15
         )
+    # what 126 bits of tail reach
     assert math.sqrt(2 * 127 * math.log(2)) > 13.2
-    assert float(Given(COARSE).exponential((1,))) == pytest.approx(
-        -math.log((COARSE + 0.5) * 2.0**-63), rel=1e-15
-    )
+    chance = (COARSE + 0.5) * 2.0**-63
+    assert float(Given(COARSE).exponential((1,))) == pytest.approx(-math.log(chance), rel=1e-15)
     assert float(Given(2**63 - 1, 5).normal((2,))[0]) == 0.0
 
 
 def test_a_seed_repeats_and_the_system_does_not():
     assert torch.equal(SeededNoise(7).words((9,)), SeededNoise(7).words((9,)))
     assert not torch.equal(SeededNoise(7).words((9,)), SeededNoise(7 + 2**32).words((9,)))
-    first, again, other = (
-        SeededNoise.of(torch.Generator().manual_seed(seed)) for seed in (5, 5, 6)
-    )
-    assert first.seed == again.seed != other.seed and first.seed > 2**128
+    first, again, other = [SeededNoise.of(generator(seed)) for seed in (5, 5, 6)]
+    assert first.seed == again.seed != other.seed
+    assert first.seed > 2**128
     assert not torch.equal(Noise().words((9,)), Noise().words((9,)))
     assert Noise().kernel_key() is None
 
@@ -162,7 +180,8 @@ def test_a_child_with_its_grandparents_number_draws_other_words(monkeypatch):
     noise = Noise()
     noise.words((8,))
     parent = os.getpid()
-    monkeypatch.setattr(os, "getpid", lambda: parent)  # process numbers are used again
+    # process numbers are used again
+    monkeypatch.setattr(os, "getpid", lambda: parent)
     assert in_child(lambda: noise.words((2,)).tolist()) != str(noise.words((2,)).tolist())
 
 
@@ -173,15 +192,18 @@ def test_a_seeded_stream_does_not_outlive_a_fork():
 
 @pytest.mark.parametrize("make", [Noise, lambda: SeededNoise(1)])
 def test_threads_share_no_word(make):
-    noise, found = make(), []
-    threads = [
-        threading.Thread(target=lambda: found.extend(noise.words((1001,)) for _ in range(20)))
-        for _ in range(4)
-    ]
+    noise = make()
+    found = []
+
+    def draw():
+        found.extend(noise.words((1001,)) for _ in range(20))
+
+    threads = [threading.Thread(target=draw) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    # no word twice among all threads
     assert len(torch.cat(found).unique()) == 80 * 1001
 
 
@@ -209,14 +231,16 @@ def test_source_tells_noise_from_what_is_public():
 
 
 def test_each_thread_has_a_key_of_its_own(monkeypatch):
-    keys, noise = [], Noise()
+    keys = []
+    noise = Noise()
 
     def another(device):
         keys.append(chacha.key_of(bytes([len(keys)] * 32)))
         return keys[-1]
 
     monkeypatch.setattr("torchdp.noise.system_key", another)
-    for _ in range(3):  # one after the other: no race is needed to see it
+    # one after the other: no race is needed to see it
+    for _ in range(3):
         thread = threading.Thread(target=noise.words, args=((8,),))
         thread.start()
         thread.join()

@@ -2,11 +2,11 @@
 output.
 """
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
+from laws import executed
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs"
 BOOKS = sorted((FOLDER / "notebooks").glob("*.ipynb"))
@@ -14,10 +14,7 @@ BOOKS = sorted((FOLDER / "notebooks").glob("*.ipynb"))
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("notebooks", FOLDER / "notebooks.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return executed(FOLDER / "notebooks.py")
 
 
 def kinds(cells):
@@ -36,7 +33,8 @@ def test_outputs_are_stored_and_shown(path, script):
         compile("".join(cell["source"]), path.stem, "exec")
         assert cell["execution_count"] == at
     text, images = script.page(path)
-    assert 3 * len(images) >= len(code) - 2 and all(f"]({name})" in text for name in images)
+    assert 3 * len(images) >= len(code) - 2
+    assert all(f"]({name})" in text for name in images)
     assert all(image.startswith(b"\x89PNG") for image in images.values())
     assert not [
         bad

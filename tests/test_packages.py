@@ -2,7 +2,6 @@
 is.
 """
 
-import importlib.util
 import re
 import runpy
 import subprocess
@@ -11,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from laws import executed
 
 import torchdp
 
@@ -23,9 +23,8 @@ def test_platforms_are_those_of_the_project():
     said = PROJECT["project"]["classifiers"]
     pythons = [one.split(" :: ")[-1] for one in said if re.search(r"Python :: 3\.", one)]
     assert f"| Python | {pythons[0]} to {pythons[-1]} |" in page
-    oldest = next(
-        one for one in PROJECT["project"]["dependencies"] if one.startswith("torch")
-    ).partition(">=")[2]
+    needed = PROJECT["project"]["dependencies"]
+    oldest = next(one for one in needed if one.startswith("torch")).partition(">=")[2]
     assert (
         f"torch | {oldest} or newer; tested with {PROJECT['tool']['torchdp']['tested-torch']}"
         in page
@@ -46,9 +45,15 @@ def test_the_checklist_of_a_release_is_kept(tmp_path):
         "plot",
         "sklearn",
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("\nok  ") == 4 and f"git tag v{torchdp.__version__}" in done.stdout
+    assert done.stdout.count("\nok  ") == 4
+    assert f"git tag v{torchdp.__version__}" in done.stdout
     assert len(list((tmp_path / "dist").iterdir())) == 2
 
 
@@ -59,10 +64,7 @@ def test_one_version_is_stated_everywhere():
 
 @pytest.fixture
 def run():
-    spec = importlib.util.spec_from_file_location("run_under_test", ROOT / "run.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return executed(ROOT / "run.py")
 
 
 @pytest.fixture
@@ -75,11 +77,12 @@ def commands(run, monkeypatch):
         torch = True
 
     started = Commands()
-    monkeypatch.setattr(
-        run.subprocess,
-        "call",
-        lambda c, **_: started.append(c) or ("import torch" in c[-1]) * (not started.torch),
-    )
+
+    def call(command, **_):
+        started.append(command)
+        return ("import torch" in command[-1]) * (not started.torch)
+
+    monkeypatch.setattr(run.subprocess, "call", call)
     monkeypatch.setattr(run.subprocess, "check_call", lambda c, **_: started.append(c) or 0)
     monkeypatch.setattr(run.subprocess, "check_output", lambda c, **_: "2.99.0+local\n")
     return started
@@ -88,16 +91,19 @@ def commands(run, monkeypatch):
 def test_an_importable_torch_is_never_replaced(run, commands, tmp_path):
     run.install(str(tmp_path / "python"), "demo")
     pip = [c for c in commands if "pip" in c]
-    assert len(pip) == 1 and not any(word.startswith("torch==") for word in pip[0])
-    constraint = Path(pip[0][pip[0].index("-c") + 1])
-    assert constraint.read_text() == "torch==2.99.0+local\n" and pip[0][-1] == f"{ROOT}[demo]"
+    assert len(pip) == 1
+    assert not any(word.startswith("torch==") for word in pip[0])
+    place = pip[0].index("-c") + 1
+    constraint = Path(pip[0][place])
+    assert constraint.read_text() == "torch==2.99.0+local\n"
+    assert pip[0][-1] == f"{ROOT}[demo]"
 
 
 def test_a_missing_torch_is_installed_at_the_tested_version(run, commands, tmp_path, monkeypatch):
     commands.torch = False
     monkeypatch.delenv("TORCHDP_TORCH", raising=False)
     run.install(str(tmp_path / "python"), "test")
-    tested = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["torchdp"]["tested-torch"]
+    tested = PROJECT["tool"]["torchdp"]["tested-torch"]
     assert f"torch=={tested}" in commands[1]
     commands.clear()
     monkeypatch.setenv("TORCHDP_TORCH", "torch==2.7.0")

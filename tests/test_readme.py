@@ -20,7 +20,8 @@ PAGES = {
 }
 README = PAGES["README.md"]
 HEAD = r"candidate +predicted error\n"
-PRINTED = {  # a page and one of its blocks: what it prints
+# a page and one of its blocks: what it prints
+PRINTED = {
     ("README.md", 0): HEAD
     + r"optimised strategy[\s\S]*exactly epsilon = (?:1|0\.99\d+)\n0\.3\d+ \+- 0\.00\d+, 95 %: .*\ntruth 0\.3538",
     ("batches.md", 1): r"torch\.Size\(\[1000\]\) cover 0\.9[3-7]\d*\ntorch\.Size\(\[1000, 3\]\)",
@@ -66,7 +67,8 @@ PRINTED = {  # a page and one of its blocks: what it prints
         "release.md",
         0,
     ): r"\d+ bytes from three users\n5000 users; 8 intervals; local differential privacy, exactly",
-    ("sweeps.md", 0): r"$",  # tests/cli/test_sweep_command.py runs its sweep
+    # tests/cli/test_sweep_command.py runs its sweep
+    ("sweeps.md", 0): r"$",
     ("table.md", 0): r" +value +standard_error +low +high\ntown +\nBasel( +0\.\d+){4}\nBern",
     ("table.md", 1): r"local differential privacy, at most epsilon = 1",
     ("table.md", 2): r"[\s\S]*vectors, PrivUnit",
@@ -82,7 +84,8 @@ PRINTED = {  # a page and one of its blocks: what it prints
     ("training.md", 4): r"6 central differential privacy, epsilon = 2, ",
     ("training.md", 3): r"True tensor\(9\.93[\s\S]*tensor\(\[",
 }
-TOLD = {  # pages whose blocks follow one another: what all of them print
+# pages whose blocks follow one another: what all of them print
+TOLD = {
     "corrections.md": r"1\.0\d* 0\.649\d+ at p = inf, where[\s\S]*\n1\.2\d+ where Theorem 64 claims at least 1\.2\d+\n"
     r"1\.0 loses 0\.0017[\s\S]*4\.0 loses 0\.0522\d* claimed 0\.024 [\s\S]*1000000 users[^\n]* 2368\.\d+\n"
     r"[\s\S]*attained 771122\d+\.\d+\n[\s\S]* = 1 logarithm 0\.0\n[\s\S]*\n10000\.0 84\.07\d+\n"
@@ -98,7 +101,8 @@ TOLD = {  # pages whose blocks follow one another: what all of them print
     r"(.* None (\w{4}-){15}\w{4}\n){5}tensor\(\[0\.\d*, 0\.\d*\], .*\ntensor\(\[",
     "relaxation.md": r"tensor\(1\.70[\s\S]*median 0\.0[1-4]\d* 0\.0[5-9]\d*\n[\s\S]*1329336000 tensor\(1771\.31[\s\S]*"
     r"torch\.Size\(\[2, 8\]\) \d+\.\d+\n",
-    "extending.md": "",  # tests/protocol/test_extending.py
+    # tests/protocol/test_extending.py
+    "extending.md": "",
     "story_survey.md": r"optimised strategy.*\n +1000 people[\s\S]* byte a person; local[^\n]* exactly epsilon = 2\n"
     r"\[10669, 9331\]\nclearest difference -?0\.\d+ .*\n\d+% of[\s\S]*median between 1\d\d and 1\d\d, truly 139\n"
     r"tau 0\.[234]\d+, .* truly 0\.317\n.*at most epsilon = 4",
@@ -154,7 +158,8 @@ def test_python_blocks(page, number, tmp_path, monkeypatch, brief):
         assert said[0] == said[1], output.getvalue()
 
 
-SLOW = {"from_opacus.md", "lora.md"}  # pages of models that take half a minute or more
+# pages of models that take half a minute or more
+SLOW = {"from_opacus.md", "lora.md"}
 
 
 @pytest.mark.parametrize(
@@ -176,9 +181,9 @@ def test_stories(page, tmp_path, monkeypatch, brief):
 
 def test_a_loop_of_opacus_becomes_one_of_ours_by_five_new_lines_at_most():
     loops = blocks("python", "from_opacus.md")[1:]
-    pairs = [[collections.Counter(map(str.strip, loop.splitlines())) for loop in loops[i : i + 2]]
-             for i in range(0, len(loops), 2)]  # fmt: skip
-    new = [(ours - theirs).total() for theirs, ours in pairs]
+    lines = [collections.Counter(map(str.strip, loop.splitlines())) for loop in loops]
+    # theirs and ours in turn
+    new = [(b - a).total() for a, b in zip(lines[::2], lines[1::2], strict=True)]
     assert len(new) >= 10 and all(0 < count <= 5 for count in new), new
 
 
@@ -218,7 +223,5 @@ def test_the_readme_is_short():
 
 
 def test_the_test_command_is_what_ci_runs():
-    assert (
-        "python3 run.py test" in blocks("")[0]
-        and "python3 run.py test" in (ROOT / ".ci/run").read_text()
-    )
+    assert "python3 run.py test" in blocks("")[0]
+    assert "python3 run.py test" in (ROOT / ".ci/run").read_text()

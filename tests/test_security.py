@@ -33,7 +33,8 @@ def missing(text):
 
 def test_every_threat_has_a_test_that_exists():
     assert missing(PAGE)[0] == []
-    rows = PAGE.split("## Threats")[1].split("## ")[0].strip().splitlines()[2:]
+    table = PAGE.split("## Threats")[1].split("## ")[0]
+    rows = table.strip().splitlines()[2:]
     assert all(re.search(r"`tests/[\w/]+\.py::\w+` \|$", row) or missing(row)[1] for row in rows)
     assert rows
     assert missing("tests/test_security.py::test_of_nothing")[0]
@@ -47,17 +48,17 @@ def test_what_a_page_names_exists(page):
 def coarse(numbers):
     """How many numbers lie near 0, and how many of them are multiples of 2^-54."""
     near = numbers[numbers.abs() < 2**-6]
-    return len(near), int((near * 2**54 == (near * 2**54).round()).sum())
+    scaled = near * 2**54
+    return len(near), int((scaled == scaled.round()).sum())
 
 
 def test_outside_the_promise_low_order_bits_of_floats_tell():
     """1 + noise near 0 keeps to the grid of 1; noise alone is finer (Mironov 2012)."""
-    n, law, chance, kind = (
-        600_000,
-        CentralGaussianSum(1, 4.0),
-        {},
-        (Model.CENTRAL, Neighbours.REPLACE_ONE),
-    )
+    # enough of them near 0
+    n = 600_000
+    law = CentralGaussianSum(1, 4.0)
+    chance = {}
+    kind = Model.CENTRAL, Neighbours.REPLACE_ONE
     promise = gaussian_guarantee(law.sigma, 1e-9, 1.0, *kind)
     assert "over real numbers" in str(promise)
     for bit in (False, True):

@@ -23,7 +23,14 @@ INNER = {"__main__", "cli", "kernels", "wire"} | FLOOR - {"noise"}
 def build(folder, *options):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(folder), *options]
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=quiet)
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=quiet,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +49,8 @@ def site(folder):
 def public(room):
     """Names of a room, and what its classes define themselves: methods and properties."""
     module = importlib.import_module(f"torchdp.{room}")
-    own = [
-        name
-        for name in vars(module)
-        if getattr(vars(module)[name], "__module__", None) == module.__name__
-    ]
+    held = vars(module)
+    own = [name for name in held if getattr(held[name], "__module__", None) == module.__name__]
     for name in getattr(module, "__all__", own):
         if not name.startswith("_"):
             yield name
@@ -64,11 +68,8 @@ def public(room):
 
 
 def absent(page, names):
-    return [
-        name
-        for name in names
-        if not re.search(rf'id="torchdp\.([\w.]+\.)?{re.escape(name)}"', page)
-    ]
+    identifier = r'id="torchdp\.([\w.]+\.)?'
+    return [name for name in names if not re.search(f'{identifier}{re.escape(name)}"', page)]
 
 
 def test_every_room_has_a_page():
@@ -100,9 +101,8 @@ def test_what_is_broken_stops_it(planted, tmp_path):
         "hooks": [],
         "nav": ["index.md"],
     }
-    (tmp_path / "mkdocs.yml").write_text(
-        "".join(f"{name}: {value}\n" for name, value in config.items())
-    )
+    lines = [f"{name}: {value}\n" for name, value in config.items()]
+    (tmp_path / "mkdocs.yml").write_text("".join(lines))
     done = build(tmp_path / "site", "-f", str(tmp_path / "mkdocs.yml"))
     assert done.returncode != 0
     assert all(name in done.stderr for name in ("nowhere", "no.md") if name in planted)

@@ -13,7 +13,12 @@ from torchdp.sklearn import PrivateClassMeans, PrivatePCA, PrivateRidge
 
 # so little noise that scores are those of the data
 CLEAR = {"epsilon": 1e4, "bound": 10.0, "random_state": 1}
-BUDGET = {"epsilon": 0.5, "delta": 1e-5, "bound": 2.0, "random_state": 1}
+BUDGET = {
+    "epsilon": 0.5,
+    "delta": 1e-5,
+    "bound": 2.0,
+    "random_state": 1,
+}
 ACROSS = [0.0, 2.0]
 ALONG = [2.0, 0.0]
 SIXTY = [1.0, math.sqrt(3)]
@@ -38,10 +43,26 @@ def test_scikit_learns_own_checks(estimator):
 @pytest.mark.parametrize(
     ("estimator", "one", "other"),
     [
-        (PrivateRidge(**BUDGET, label_bound=7.0), (ALONG, 7.0), (ACROSS, -7.0)),
-        (PrivateRidge(**BUDGET, label_bound=7.0, fit_intercept=False), (ALONG, 7.0), (SIXTY, -7.0)),
-        (PrivatePCA(**BUDGET), (ALONG, 0), (ACROSS, 0)),
-        (PrivateClassMeans(**BUDGET), (ALONG, 0), ([-2.0, 0.0], 0)),
+        (
+            PrivateRidge(**BUDGET, label_bound=7.0),
+            (ALONG, 7.0),
+            (ACROSS, -7.0),
+        ),
+        (
+            PrivateRidge(**BUDGET, label_bound=7.0, fit_intercept=False),
+            (ALONG, 7.0),
+            (SIXTY, -7.0),
+        ),
+        (
+            PrivatePCA(**BUDGET),
+            (ALONG, 0),
+            (ACROSS, 0),
+        ),
+        (
+            PrivateClassMeans(**BUDGET),
+            (ALONG, 0),
+            ([-2.0, 0.0], 0),
+        ),
     ],
 )
 def test_guarantee_a_replaced_row_moves_the_release_as_far_as_its_noise_is_made_for(
@@ -60,29 +81,28 @@ def test_guarantee_a_replaced_row_moves_the_release_as_far_as_its_noise_is_made_
     first = released(*one)
     second = released(*other)
     mu = 1 / privacy.gaussian_sigma(0.5, 1e-5)
-    assert (
-        0.99 * mu
-        < float(((first.value - second.value) / first.standard_error).norm())
-        <= mu * (1 + 1e-9)
-    )
+    change = (first.value - second.value) / first.standard_error
+    # one user moves the release by nearly what is allowed
+    assert 0.99 * mu < change.norm() <= mu * (1 + 1e-9)
     beyond = (
         released(*one, times=1e3)
         if not isinstance(estimator, PrivateClassMeans)
         else released([2e3, 0], 0)
     )
-    assert float((beyond.value - first.value).abs().max()) < 1e-6  # shortened and cut to the bounds
+    # shortened and cut to the bounds
+    assert (beyond.value - first.value).abs().max() < 1e-6
 
 
 def test_labels_are_hidden_where_they_are_private():
     X = np.repeat([[1.0], [-1.0]], 300, 0)
     model = PrivateClassMeans(epsilon=50.0, bound=1.0, random_state=1).fit(X, X[:, 0])
+    # at epsilon 50 the noise is small
     assert np.allclose(model.densities_.value[:, 0], [-1, 1], atol=0.05)
     assert 0 <= 50 - model.guarantee_.epsilon < 1e-6
     # each class is a mixture of both
     model.set_params(label_epsilon=0.01, classes=[-1.0, 1.0]).fit(X, X[:, 0])
-    assert (
-        model.densities_.value.abs() < 0.3
-    ).all() and 0 <= 50.01 - model.guarantee_.epsilon < 1e-6
+    assert (model.densities_.value.abs() < 0.3).all()
+    assert 0 <= 50.01 - model.guarantee_.epsilon < 1e-6
 
 
 def test_a_line_and_a_direction_are_found():
@@ -90,12 +110,12 @@ def test_a_line_and_a_direction_are_found():
     ridge = PrivateRidge(epsilon=1.0, bound=1.0, random_state=1, label_bound=3.0).fit(
         X, X @ [1.0, 2.0] + 0.5
     )
+    # at this epsilon the noise is small
     assert np.allclose([*ridge.coef_, ridge.intercept_], [1, 2, 0.5], atol=0.15)
     X *= [1.0, 0.2]
     pca = PrivatePCA(epsilon=1.0, bound=1.0, random_state=1).fit(X)
-    assert abs(pca.components_[0, 0]) > 0.99 and list(pca.get_feature_names_out()) == [
-        "privatepca0"
-    ]
+    assert abs(pca.components_[0, 0]) > 0.99
+    assert list(pca.get_feature_names_out()) == ["privatepca0"]
     assert np.abs(pca.transform(X) @ pca.components_ - X).max() < 0.15
 
 

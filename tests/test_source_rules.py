@@ -19,7 +19,14 @@ FILES = sorted(
 
 
 # arguments
-UNTYPED = {"tensor": 1, "scalar_tensor": 1, "as_tensor": 1, "full": 2, "linspace": 3, "logspace": 3}
+UNTYPED = {
+    "tensor": 1,
+    "scalar_tensor": 1,
+    "as_tensor": 1,
+    "full": 2,
+    "linspace": 3,
+    "logspace": 3,
+}
 ROOMS = sorted(
     path for path in (ROOT / "torchdp").iterdir() if path.is_dir() and path.name != "kernels"
 )
@@ -136,7 +143,8 @@ def parses_loosely(node: ast.AST) -> bool:
 
 
 RULES = (asserts, rounds_two_numbers, takes_the_default_type, prints, parses_loosely)
-MAY = {prints: ("text.py", "report.py")}  # the last speaks for experiments
+# the last speaks for experiments
+MAY = {prints: ("text.py", "report.py")}
 
 
 def broken(rules, source: str) -> list[tuple[str, int]]:
@@ -211,7 +219,8 @@ def torch_draws(tree, of_the_global=False):
 
 def faults(code, room="mean"):
     """Sentences about what breaks the rule in one file's code."""
-    tree, found = ast.parse(code), []
+    tree = ast.parse(code)
+    found = []
     for function in functions(tree):
         taken = arguments(function)
         name = function.name

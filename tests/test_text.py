@@ -19,11 +19,9 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_numbers_are_of_plain_digits():
-    assert (
-        text.number(" -1.5e3 ") == -1500
-        and text.integer("-7") == -7
-        and text.number("inf") == np.inf
-    )
+    assert text.number(" -1.5e3 ") == -1500
+    assert text.integer("-7") == -7
+    assert text.number("inf") == np.inf
     for bad in ("1_75", "\uff11\uff17\uff15", "\u0663", "", "1,5", "0x1", "1e"):
         for read in (text.number, text.integer):
             with pytest.raises(ValueError):
@@ -33,10 +31,8 @@ def test_numbers_are_of_plain_digits():
 def test_what_is_shown_is_one_line_of_printable_characters():
     assert text.shown("M\xfcller, Zo\xeb \u4e2d") == "M\xfcller, Zo\xeb \u4e2d"
     every = "".join(map(chr, range(sys.maxunicode + 1)))
-    assert (
-        text.shown(every).isprintable()
-        and text.shown("\x1b[31m\n\u202e\udcff") == r"\x1b[31m\n\u202e\udcff"
-    )
+    assert text.shown(every).isprintable()
+    assert text.shown("\x1b[31m\n\u202e\udcff") == r"\x1b[31m\n\u202e\udcff"
 
 
 def test_no_message_names_a_distribution_that_no_index_has():
@@ -49,10 +45,12 @@ def test_no_message_names_a_distribution_that_no_index_has():
     wrong = [
         path for path in pages if re.search(r"pip install (-\S+ )*'?torchdp\b", path.read_text())
     ]
-    assert not wrong and pages
+    assert not wrong
+    assert pages
 
 
-DIALECT = (  # regular expressions of words for which the field has a term: docs/notation.md
+# regular expressions of words for which the field has a term: docs/notation.md
+DIALECT = (
     "errs", "err less", "nobody", "laws?", "bits tell", "off by", "people who", "hides? less", "harder to hide",
     "speaks? of", "rooms?", "takes? part", "private to the last bit", "told apart", "attained", "in earnest",
     "beforehand", "goes on where", "mix people", "last one's", "without a message", "what may still be spent",
@@ -71,7 +69,9 @@ def test_pages_use_the_terms_of_the_field():
         # no code and no address
         prose = re.sub(r"(?ms)^```.*?^```|`[^`]*`|\]\([^)]*\)", " ", page.read_text())
         assert not dialect(prose), page.name
-    assert pages and dialect("a law of large numbers") and dialect("This protocol errs less.")
+    assert pages
+    assert dialect("a law of large numbers")
+    assert dialect("This protocol errs less.")
 
 
 ABSENT = {
@@ -111,6 +111,9 @@ def test_a_reader_who_leaves_ends_a_command_quietly(command, unbuffered):
     )
     os.close(write)
     if "absent" in command:
-        assert done.returncode == 2 and done.stderr.count("\n") == 1 and "absent" in done.stderr
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1
+        assert "absent" in done.stderr
     else:
-        assert done.stderr == "" and done.returncode in (text.CLOSED, 0)
+        assert done.stderr == ""
+        assert done.returncode in (text.CLOSED, 0)

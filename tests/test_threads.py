@@ -3,6 +3,7 @@
 import threading
 from collections import Counter
 
+import laws
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
@@ -49,7 +50,12 @@ def seen(matrix=None, fails=False):
 
 
 @pytest.mark.parametrize(
-    ("matrix", "inside"), [(None, 1), (torch.ones(9, SMALL), 1), (torch.ones(SMALL + 1, 2), 2)]
+    ("matrix", "inside"),
+    [
+        (None, 1),
+        (torch.ones(9, SMALL), 1),
+        (torch.ones(SMALL + 1, 2), 2),
+    ],
 )
 def test_one_thread_inside_for_the_caller_alone_and_all_as_before_outside(matrix, inside):
     assert seen(matrix) == (inside, 2, 1) == seen(matrix=matrix)
@@ -59,10 +65,12 @@ def test_one_thread_inside_for_the_caller_alone_and_all_as_before_outside(matrix
 
 
 def test_threads_in_and_out_in_any_order_change_nobodys_number():
-    start, found = threading.Barrier(9), []
+    start = threading.Barrier(9)
+    found = []
 
     def work(own):
-        torch.get_num_threads()  # from here on the thread has a number of its own
+        # from here on the thread has a number of its own
+        torch.get_num_threads()
         torch.set_num_threads(own)
         start.wait()
         start.wait()
@@ -72,11 +80,13 @@ def test_threads_in_and_out_in_any_order_change_nobodys_number():
     for thread in threads:
         thread.start()
     start.wait()
-    torch.set_num_threads(2)  # of threads to come, too
+    # of threads to come, too
+    torch.set_num_threads(2)
     start.wait()
     for thread in threads:
         thread.join()
-    assert Counter(found) == {(1, 0): 160} and torch.get_num_threads() == 2
+    assert Counter(found) == {(1, 0): 160}
+    assert torch.get_num_threads() == 2
     assert in_a_new_thread(torch.get_num_threads) == 2
 
 
@@ -87,13 +97,19 @@ class Decompositions(TorchFunctionMode):
         super().__init__()
         self.found = Counter()
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(
+        self,
+        func,
+        types,
+        args=(),
+        kwargs=None,
+    ):
         if "linalg" in getattr(func, "__name__", "") and "norm" not in func.__name__:
             self.found[torch.get_num_threads()] += 1
         return func(*args, **(kwargs or {}))
 
 
-X = torch.randn(7, 14, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+X = laws.normal(7, 14, seed=1)
 PREFIX = workloads.prefix(12).dense()
 CALLS = {
     "factorize": lambda: factorize(X, tol=1e-6),

@@ -26,7 +26,8 @@ for step in run.loader(TensorDataset(rows, rows), max_rows=4):
     for part in step:
         run.backward(*part)
 """
-PROGRAMS = {  # an expression of a user's: part of its type
+# an expression of a user's: part of its type
+PROGRAMS = {
     "queries.choose(pairwise.gini(4), 100, 1.0).best": "Protocol[torch._tensor.Tensor]",
     "queries.choose(pairwise.gini(4), 100, 1.0).best.estimate(x).interval()": "tuple[torch._tensor.Tensor",
     "queries.choose(workloads.prefix(4), 100, 1.0).best": "Protocol[torch._tensor.Tensor]",
@@ -52,7 +53,12 @@ def test_no_value_after_a_choice_is_any(tmp_path):
     path = tmp_path / "program.py"
     path.write_text(HEAD + "".join(f"reveal_type({each})\n" for each in PROGRAMS))
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
     found = [
         line.split("Revealed type is ")[1]
         for line in done.stdout.splitlines()

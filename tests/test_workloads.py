@@ -34,7 +34,11 @@ def test_one_dimensional_workloads(k):
         ),
         "all ranges": (
             workloads.all_ranges(k),
-            loop(len(ranges), k, lambda r, j: ranges[r][0] <= j <= ranges[r][1]),
+            loop(
+                len(ranges),
+                k,
+                lambda r, j: ranges[r][0] <= j <= ranges[r][1],
+            ),
         ),
     }
     for name, (workload, matrix) in expected.items():
@@ -43,24 +47,57 @@ def test_one_dimensional_workloads(k):
         assert workload.shape == matrix.shape
 
 
-@pytest.mark.parametrize("d, order", [(1, 0), (3, 1), (4, 2), (3, 3), (2, 9)])
+@pytest.mark.parametrize(
+    "d, order",
+    [
+        (1, 0),
+        (3, 1),
+        (4, 2),
+        (3, 3),
+        (2, 9),
+    ],
+)
 def test_parities(d, order):
     subsets = [s for s in range(2**d) if bin(s).count("1") <= order]
-    expected = loop(len(subsets), 2**d, lambda i, x: (-1) ** bin(subsets[i] & x).count("1"))
+
+    def parity(i, x):
+        return (-1) ** bin(subsets[i] & x).count("1")
+
+    expected = loop(len(subsets), 2**d, parity)
     assert torch.equal(workloads.parities(d, order).dense(), expected)
 
 
-@pytest.mark.parametrize("d, order", [(1, 0), (1, 1), (3, 2), (4, 9), (5, 2)])
+@pytest.mark.parametrize(
+    "d, order",
+    [
+        (1, 0),
+        (1, 1),
+        (3, 2),
+        (4, 9),
+        (5, 2),
+    ],
+)
 def test_marginals(d, order):
     """Row by row from the definition: the product of the bits in a set of at most ``order``."""
     sets = [S for S in range(2**d) if S.bit_count() <= order]
-    expected = torch.tensor([[float(x & S == S) for x in range(2**d)] for S in sets]).double()
+    rows = [[float(x & S == S) for x in range(2**d)] for S in sets]
+    expected = torch.tensor(rows).double()
     W = workloads.marginals(d, order)
-    assert W.shape == (sum(math.comb(d, i) for i in range(min(d, order) + 1)), 2**d)
+    sets_of_bits = sum(math.comb(d, i) for i in range(min(d, order) + 1))
+    assert W.shape == (sets_of_bits, 2**d)
     assert torch.equal(W.dense(), expected)
 
 
-@pytest.mark.parametrize("d, order", [(1, 1), (3, 1), (3, 2), (4, 3), (4, 4)])
+@pytest.mark.parametrize(
+    "d, order",
+    [
+        (1, 1),
+        (3, 1),
+        (3, 2),
+        (4, 3),
+        (4, 4),
+    ],
+)
 def test_marginal_tables(d, order):
     W = workloads.marginal_tables(d, order)
     assert W.shape == (math.comb(d, order) * 2**order, 2**d)
@@ -78,19 +115,21 @@ def test_kendall_and_auc_entries():
     a = 3
     b = 4
     types = list(itertools.product(range(a), range(b)))
-    expected = loop(
-        12, 12, lambda i, j: sgn(types[i][0] - types[j][0]) * sgn(types[i][1] - types[j][1])
-    )
+
+    def sign(i, j, coordinate):
+        return sgn(types[i][coordinate] - types[j][coordinate])
+
+    expected = loop(12, 12, lambda i, j: sign(i, j, 0) * sign(i, j, 1))
     assert torch.equal(workloads.kendall(a, b).dense(), expected)
     types = list(itertools.product(range(2), range(b)))
-    expected = loop(
-        8, 8, lambda i, j: (types[i][0] - types[j][0]) * sgn(types[i][1] - types[j][1]) / 2
-    )
+    expected = loop(8, 8, lambda i, j: (types[i][0] - types[j][0]) * sign(i, j, 1) / 2)
     assert torch.equal(workloads.auc(b).dense(), expected)
 
 
 def test_kronecker_order_and_shape():
-    A, B, C = (torch.arange(6.0).reshape(shape) for shape in ((2, 3), (3, 2), (1, 6)))
+    A = torch.arange(6.0).reshape(2, 3)
+    B = torch.arange(6.0).reshape(3, 2)
+    C = torch.arange(6.0).reshape(1, 6)
     product = Workload("product", (A, B, C))
     assert product.shape == (6, 36)
     dense = product.dense()

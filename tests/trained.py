@@ -25,7 +25,13 @@ KINDS = pytest.mark.parametrize("kind", NAMES)
 
 @functools.cache
 def plans():
-    choice = choose(Iterates(STEPS), 60, 15, epsilon=1.0, delta=1e-4)
+    choice = choose(
+        Iterates(STEPS),
+        60,
+        15,
+        epsilon=1.0,
+        delta=1e-4,
+    )
     found = {one.name: one.protocol for one in choice.candidates}
     return {kind: found[name] for kind, name in NAMES.items()}
 
@@ -43,19 +49,32 @@ def filled(net, scale=1.0):
     """With normals of this size for parameters, the same each time."""
     with torch.no_grad():
         for i, p in enumerate(net.parameters()):
-            p.copy_(scale * torch.randn(p.shape, generator=keyed_generator(bytes([i]))))
+            normals = torch.randn(p.shape, generator=keyed_generator(bytes([i])))
+            p.copy_(scale * normals)
     return net
 
 
 def started(plan, **options):
-    return plan.start(model(), squares, noise=SeededNoise(3), **options)
+    return plan.start(
+        model(),
+        squares,
+        noise=SeededNoise(3),
+        **options,
+    )
 
 
 def gradient(run):
     return torch.cat([p.grad.flatten() for p in run.module.parameters()])
 
 
-def brute(net, loss, x, y, bound, groups=None):
+def brute(
+    net,
+    loss,
+    x,
+    y,
+    bound,
+    groups=None,
+):
     """The clipped sum by plain autograd on one example after another. groups: bounds, and what is
     clipped together.
     """
@@ -70,7 +89,8 @@ def brute(net, loss, x, y, bound, groups=None):
         found = torch.autograd.grad(lost, list(own.values()), materialize_grads=True)
         g = {name: part.double().flatten() for name, part in zip(own, found, strict=True)}
         for most, names in groups or [(bound, list(own))]:
-            norm = float(torch.cat([g[name] for name in names]).norm())
+            clipped = torch.cat([g[name] for name in names])
+            norm = float(clipped.norm())
             for name in names if 0 < norm < math.inf else ():
                 total[name] += g[name] * min(1.0, most / norm)
     return torch.cat(list(total.values()))

@@ -24,14 +24,12 @@ def estimate(capsys, brief):
         ask.said = said
         assert found == code, said.err
         if code:
-            assert (
-                said.out == ""
-                and said.err.startswith(f"torchdp {command}: ")
-                and said.err.endswith("\n")
-            )
-            assert (
-                said.err.count("\n") == 1 and "Traceback" not in said.err and "\x1b" not in said.err
-            )
+            assert said.out == ""
+            assert said.err.startswith(f"torchdp {command}: ")
+            assert said.err.endswith("\n")
+            assert said.err.count("\n") == 1
+            assert "Traceback" not in said.err
+            assert "\x1b" not in said.err
             return said.err
         return json.loads(said.out) if "--json" in arguments else said
 

@@ -9,7 +9,11 @@ import torchdp
 from torchdp import cli
 
 SECRET = "77.123456"
-ROWS = [("1.5", "0.5", "0", "red"), (SECRET, "0.25", "1", "blue"), ("3.5", "0.75", "1", "red")]
+ROWS = [
+    ("1.5", "0.5", "0", "red"),
+    (SECRET, "0.25", "1", "blue"),
+    ("3.5", "0.75", "1", "red"),
+]
 ASK = "--statistic gini-mean-difference --columns height"
 MEAN = f"{ASK} --bounds height=0:100"
 TABLES = {
@@ -46,9 +50,9 @@ print(len(sys.modules), *sorted(heavy & set(sys.modules)))
 @pytest.fixture
 def table(tmp_path):
     path = tmp_path / "table.csv"
-    path.write_text(
-        "\n".join(",".join(row) for row in [("height", "dose", "label", "colour"), *ROWS]) + "\n"
-    )
+    rows = [("height", "dose", "label", "colour"), *ROWS]
+    lines = [",".join(row) for row in rows]
+    path.write_text("\n".join(lines) + "\n")
     return str(path)
 
 
@@ -144,7 +148,8 @@ def test_epsilon(table, epsilon, protocol, estimate):
 )
 def test_options(table, arguments, words, refuse):
     error = refuse("--csv", table, arguments)
-    assert words in error and "blue" not in error.replace("red, blue", "").replace("red,blue", "")
+    assert words in error
+    assert "blue" not in error.replace("red, blue", "").replace("red,blue", "")
 
 
 def test_an_answer_that_is_not_a_number_is_no_answer(tmp_path, estimate):
@@ -164,12 +169,19 @@ def test_an_answer_that_is_not_a_number_is_no_answer(tmp_path, estimate):
 def test_what_argparse_refuses(table, change, capsys):
     with pytest.raises(SystemExit) as left:
         cli.main(["estimate", "--csv", table, *MEAN.split(), "--epsilon", "1", *change.split()])
-    assert left.value.code == 2 and "77.1" not in capsys.readouterr().err
+    assert left.value.code == 2
+    assert "77.1" not in capsys.readouterr().err
 
 
 def test_no_command(capsys):
     both = ["sweep", "toy.py", "--device", "cuda", "--devices", "cpu,cpu"]
-    for arguments in ([], ["guess"], ["estimate"], ["sweep"], both):
+    for arguments in (
+        [],
+        ["guess"],
+        ["estimate"],
+        ["sweep"],
+        both,
+    ):
         with pytest.raises(SystemExit) as left:
             cli.main(arguments)
         assert left.value.code == 2
@@ -185,16 +197,25 @@ def test_interruption(monkeypatch, table, capsys):
     assert capsys.readouterr().err == "torchdp estimate: interrupted\n"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["estimate", "--help"], ["sweep", "--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["estimate", "--help"],
+        ["sweep", "--help"],
+    ],
+)
 def test_help_imports_little(arguments):
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=True
     )
     modules, *heavy = done.stdout.split()
-    assert heavy == [] and int(modules) < 300
+    assert heavy == []
+    assert int(modules) < 300
 
 
 def test_version(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["--version"])
-    assert ended.value.code == 0 and capsys.readouterr().out == f"torchdp {torchdp.__version__}\n"
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"torchdp {torchdp.__version__}\n"

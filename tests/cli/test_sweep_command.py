@@ -37,13 +37,21 @@ def experiment(smoke):
     return Sweep("toy", [{"n": n} for n in sizes], make_trial, 100, 40, draw)
 """
 ROOT = Path(__file__).parents[2]
-COMMANDS, SHARDS = (re.findall(r"^    (torchdp .*)$", (ROOT / "docs" / name).read_text(), re.M)
-                    for name in ("sweeps.md", "cluster.md"))  # fmt: skip
+
+
+def commands(name):
+    """The commands that a page of the documentation shows."""
+    return re.findall(r"^    (torchdp .*)$", (ROOT / "docs" / name).read_text(), re.M)
+
+
+COMMANDS = commands("sweeps.md")
+SHARDS = commands("cluster.md")
 
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    monkeypatch.setattr("torchdp.cli.sweep.write_page", lambda *_: [])  # pages take half a second
+    # pages take half a second
+    monkeypatch.setattr("torchdp.cli.sweep.write_page", lambda *_: [])
     path = tmp_path / "toy.py"
     path.write_text(TOY)
     return str(path)
@@ -56,31 +64,35 @@ def run(*arguments):
 def refuse(capsys, *arguments):
     assert cli.main(["sweep", *map(str, arguments)]) == 2
     captured = capsys.readouterr()
-    assert (
-        captured.out == ""
-        and captured.err.startswith("torchdp sweep: ")
-        and captured.err.count("\n") == 1
-    )
+    assert captured.out == ""
+    assert captured.err.startswith("torchdp sweep: ")
+    assert captured.err.count("\n") == 1
     return captured.err
 
 
 def test_what_is_written_and_drawn_again(toy, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("torchdp.cli.sweep.write_page", write_page)
     run(toy, "--smoke", "--out", tmp_path)
-    printed = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    lines = capsys.readouterr().out.splitlines()
+    printed = [Path(line) for line in lines]
     names = ["results.jsonl", "results.csv", "drawn.txt", "report.html", "report.md"]
     assert printed == [tmp_path / name for name in names]
     for row in table(tmp_path):
-        assert 0.3 < float(row["ratio"]) < 3 and abs(float(row["z"])) < 5 and row["trials"] == "100"
+        # a hundred trials
+        assert 0.3 < float(row["ratio"]) < 3
+        assert abs(float(row["z"])) < 5
+        assert row["trials"] == "100"
     stored = printed[0].read_bytes()
     written = printed[1].read_bytes()
-    run(toy, "--smoke", "--out", tmp_path)  # nothing is left to measure
+    # nothing is left to measure
+    run(toy, "--smoke", "--out", tmp_path)
     assert printed[0].read_bytes() == stored
     for path in printed[1:]:
         path.unlink()
     run(toy, "--smoke", "--out", tmp_path, "--draw-only")
     assert all(path.exists() for path in printed)
-    assert printed[0].read_bytes() == stored and printed[1].read_bytes() == written
+    assert printed[0].read_bytes() == stored
+    assert printed[1].read_bytes() == written
 
 
 @pytest.mark.parametrize(
@@ -135,8 +147,10 @@ def test_an_edited_script_is_not_merged(toy, tmp_path, capsys):
     assert all(row["trials"] == "200" and float(row["mse"]) * float(row["n"]) > 50 for row in after)
     assert {row["code"] for row in after}.isdisjoint({row["code"] for row in before})
     run(toy, "--out", tmp_path, "--draw-only")
-    assert capsys.readouterr().err == "" and table(tmp_path) == after
-    Path(toy).write_text(TOY)  # the old script finds its own blocks
+    assert capsys.readouterr().err == ""
+    assert table(tmp_path) == after
+    # the old script finds its own blocks
+    Path(toy).write_text(TOY)
     run(toy, "--out", tmp_path)
     assert table(tmp_path) == before
 
@@ -148,10 +162,8 @@ def test_a_bad_configuration_does_not_stop_the_others(toy, tmp_path, capsys):
     Path(toy).write_text(bad)
     assert cli.main(["sweep", toy, "--out", str(tmp_path)]) == 1
     said = capsys.readouterr()
-    assert (
-        said.err == "torchdp sweep: {'n': 4} failed: ValueError: a planted error\n"
-        and "drawn.txt" in said.out
-    )
+    assert said.err == "torchdp sweep: {'n': 4} failed: ValueError: a planted error\n"
+    assert "drawn.txt" in said.out
     assert [(row["n"], row["trials"], row["error"]) for row in table(tmp_path)] == [
         ("2", "100", ""), ("4", "0", "ValueError: a planted error"), ("8", "100", "")
     ]  # fmt: skip
@@ -164,13 +176,12 @@ def test_what_figures_need_is_looked_for_before_the_work(toy, tmp_path, capsys):
         TOY.replace("100, 40, draw)", "100, 40, draw, needs=['a_package_that_nobody_has'])")
     )
     said = refuse(capsys, toy, "--out", tmp_path / "out")
-    assert (
-        "a_package_that_nobody_has" in said
-        and "--measure-only" in said
-        and not (tmp_path / "out").exists()
-    )
+    assert "a_package_that_nobody_has" in said
+    assert "--measure-only" in said
+    assert not (tmp_path / "out").exists()
     run(toy, "--out", tmp_path, "--measure-only")
-    assert len(table(tmp_path)) == 3 and not (tmp_path / "drawn.txt").exists()
+    assert len(table(tmp_path)) == 3
+    assert not (tmp_path / "drawn.txt").exists()
 
 
 def test_shards_and_their_merge(toy, tmp_path, monkeypatch, capsys):
@@ -181,11 +192,13 @@ def test_shards_and_their_merge(toy, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SLURM_ARRAY_TASK_MIN", "3")
     run(toy, "--out", tmp_path / "b", "--trials", 60, "--shard", "env")
     stores = [str(tmp_path / name / "results.jsonl") for name in ("c", "a", "b")]
-    assert cli.main(["merge", *stores]) == 0 and "new blocks in" in capsys.readouterr().out
+    assert cli.main(["merge", *stores]) == 0
+    assert "new blocks in" in capsys.readouterr().out
     run(toy, "--out", tmp_path / "c", "--trials", 60)
     assert untimed(tmp_path / "whole") == untimed(tmp_path / "c")
     for bad, words in ((tmp_path / "absent", "absent"), (toy, "holds no line of a sweep's store")):
-        assert cli.main(["merge", stores[0], str(bad)]) == 2 and words in capsys.readouterr().err
+        assert cli.main(["merge", stores[0], str(bad)]) == 2
+        assert words in capsys.readouterr().err
 
 
 def untimed(folder):
@@ -195,22 +208,25 @@ def untimed(folder):
 def test_a_worker_writes_the_table_of_this_process(toy, tmp_path):
     run(toy, "--smoke", "--out", tmp_path / "one")
     run(toy, "--smoke", "--out", tmp_path / "two", "--devices", "cpu")
-    assert (
-        untimed(tmp_path / "one") == untimed(tmp_path / "two") and len(table(tmp_path / "two")) == 2
-    )
+    assert untimed(tmp_path / "one") == untimed(tmp_path / "two")
+    assert len(table(tmp_path / "two")) == 2
 
 
 def test_a_cluster_writes_the_table_of_one_process(toy, tmp_path, monkeypatch):
     """Threads here stand for its processes."""
     distributed = pytest.importorskip("distributed")
     monkeypatch.chdir(tmp_path)
-    settings = {"n_workers": 2, "processes": False, "protocol": "tcp://", "dashboard_address": None}
+    settings = {
+        "n_workers": 2,
+        "processes": False,
+        "protocol": "tcp://",
+        "dashboard_address": None,
+    }
     run("toy.py", "--smoke", "--out", "one")
     with distributed.LocalCluster(**settings) as there:
         run("toy.py", "--smoke", "--out", "two", "--cluster", there.scheduler_address)
-    assert (
-        untimed(tmp_path / "one") == untimed(tmp_path / "two") and len(table(tmp_path / "two")) == 2
-    )
+    assert untimed(tmp_path / "one") == untimed(tmp_path / "two")
+    assert len(table(tmp_path / "two")) == 2
 
 
 @pytest.mark.parametrize(
@@ -225,10 +241,8 @@ def test_a_signal_of_a_cluster_stops_a_sweep_that_then_goes_on(toy, tmp_path, nu
         "        return", "        time.sleep(float(os.environ.get('NAP', 0)))\n        return"
     )
     Path(toy).write_text("import os, time\n" + naps)
-    asked, store = (
-        ["--smoke", "--out", str(tmp_path / "a"), *more],
-        tmp_path / "a" / "results.jsonl",
-    )
+    asked = ["--smoke", "--out", str(tmp_path / "a"), *more]
+    store = tmp_path / "a" / "results.jsonl"
     child = subprocess.Popen(
         [sys.executable, "-m", "torchdp", "sweep", toy, *asked], env={**os.environ, "NAP": "1"},
         stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -243,7 +257,8 @@ def test_a_signal_of_a_cluster_stops_a_sweep_that_then_goes_on(toy, tmp_path, nu
     assert 1 <= done < 6
     run(toy, *asked)
     run(toy, "--smoke", "--out", tmp_path / "b")
-    assert sum(map(len, load(store).runs.values())) == 6 and len(load(store).starts) == 2
+    assert sum(map(len, load(store).runs.values())) == 6
+    assert len(load(store).starts) == 2
     assert untimed(tmp_path / "a") == untimed(tmp_path / "b")
 
 
@@ -276,7 +291,8 @@ def coin(tmp_path, monkeypatch):
 def test_the_tutorial_runs_as_it_stands(coin, capsys):
     assert len(COMMANDS) == 3
     for command in COMMANDS:
-        here = command.replace("--devices cpu,cpu", "--trials 4000")  # no processes
+        # no processes
+        here = command.replace("--devices cpu,cpu", "--trials 4000")
         assert cli.main(shlex.split(here)[1:]) == 0, command
     assert "results/coin/report.html" in capsys.readouterr().out
     page = Path("results/coin/report.md").read_text()
@@ -297,7 +313,14 @@ def test_shards_make_one_page(coin, capsys):
     assert "shard 1/2 has no block" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("code", "again"), [(138, "requeue 7_2"), (0, ""), (1, "")])
+@pytest.mark.parametrize(
+    ("code", "again"),
+    [
+        (138, "requeue 7_2"),
+        (0, ""),
+        (1, ""),
+    ],
+)
 def test_the_job_of_slurm_is_requeued_when_its_time_is_over_alone(tmp_path, code, again):
     """Beside commands that stand for SLURM's; its sweep is one that the command line takes."""
     for name, does in {"srun": f'echo "$@" > asked; exit {code}', "scontrol": 'echo "$@"'}.items():
@@ -312,10 +335,10 @@ def test_the_job_of_slurm_is_requeued_when_its_time_is_over_alone(tmp_path, code
     said = subprocess.run(
         script, cwd=tmp_path, env=given, capture_output=True, text=True, check=False
     ).stdout
-    assert said.strip() == again and 128 + signal.SIGUSR1 == 138
-    assert (
-        cli.parser().parse_args((tmp_path / "asked").read_text().split()[1:]).out == "results/coin"
-    )
+    assert said.strip() == again
+    assert 128 + signal.SIGUSR1 == 138
+    words = (tmp_path / "asked").read_text().split()[1:]
+    assert cli.parser().parse_args(words).out == "results/coin"
 
 
 def test_the_job_of_kubernetes_gives_each_pod_its_shard():
@@ -325,12 +348,11 @@ def test_the_job_of_kubernetes_gives_each_pod_its_shard():
     *shell, command = spec["template"]["spec"]["containers"][0]["command"]
     options = cli.parser().parse_args(command.replace("$JOB_COMPLETION_INDEX", "3").split()[2:])
     # exec: the signal is for the sweep
-    assert shell == ["sh", "-c"] and command.startswith("exec torchdp sweep")
+    assert shell == ["sh", "-c"]
+    assert command.startswith("exec torchdp sweep")
     assert (options.shard, options.out) == (f"3/{spec['completions']}", "/data/3")
-    assert (
-        spec["completionMode"] == "Indexed"
-        and spec["template"]["spec"]["restartPolicy"] == "OnFailure"
-    )
+    assert spec["completionMode"] == "Indexed"
+    assert spec["template"]["spec"]["restartPolicy"] == "OnFailure"
 
 
 def digest(page):

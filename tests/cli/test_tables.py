@@ -50,9 +50,11 @@ def messy(chance, columns):
     bad = chance.choice([0, 0, 0.02])
     lines = [",".join(f" {name} " for name in "abc"[:columns])]
     for _ in range(chance.randrange(1, 12)):
-        row = [chance.choice(MISSING if chance.random() < odd else NUMBERS) for _ in range(columns)]
+        kinds = [MISSING if chance.random() < odd else NUMBERS for _ in range(columns)]
+        row = [chance.choice(kind) for kind in kinds]
         row = [chance.choice(REFUSED) if chance.random() < bad else cell for cell in row]
-        lines += [",".join(row), *[""] * (chance.random() < odd)]
+        empty = [""] * (chance.random() < odd)
+        lines += [",".join(row), *empty]
     return end.join(lines) + end * chance.choice([0, 1, 1, 1, 2])
 
 
@@ -109,8 +111,10 @@ def test_every_row_is_a_user_or_reported(columns, tmp_path, monkeypatch):
                 read_users(asked(path, columns, "refuse"), {}, [])
         if whole:
             seen["whole"] += not lost
-            users = read_users(asked(path, columns, "drop"), {}, notes := [])
-            assert users.values.tolist() == whole and len(notes) == bool(lost)
+            notes = []
+            users = read_users(asked(path, columns, "drop"), {}, notes)
+            assert users.values.tolist() == whole
+            assert len(notes) == bool(lost)
             assert not lost or notes[0].startswith(f"{lost} of {len(rows)} users are left out")
     assert min(seen.values()) > 3
 
@@ -119,12 +123,23 @@ def test_groups_and_labels_lose_no_row_either(tmp_path, monkeypatch):
     monkeypatch.setattr(table, "ROWS", 2)
     path = tmp_path / "table.csv"
     path.write_bytes(b"a,b\n x ,1\n\ny,0\n,1\nx,\n y,1\r\n")
-    users = read_users(asked(path, 1, "drop", group="b"), {"a": ["x", "y"]}, notes := [])
-    assert users["a"].tolist() == [0, 1, 1] and users["b"].tolist() == ["1", "0", "1"]
-    assert users.index.tolist() == [1, 3, 6] and notes[0].startswith("3 of 6 users")
+    notes = []
+    users = read_users(
+        asked(path, 1, "drop", group="b"),
+        {"a": ["x", "y"]},
+        notes,
+    )
+    assert users["a"].tolist() == [0, 1, 1]
+    assert users["b"].tolist() == ["1", "0", "1"]
+    assert users.index.tolist() == [1, 3, 6]
+    assert notes[0].startswith("3 of 6 users")
     with pytest.raises(ValueError, match="column 'a', row 6: none of the stated values x, z"):
         path.write_bytes(path.read_bytes().replace(b"\ny", b"\nx"))
-        read_users(asked(path, 1, "drop", group="b"), {"a": ["x", "z"]}, [])
+        read_users(
+            asked(path, 1, "drop", group="b"),
+            {"a": ["x", "z"]},
+            [],
+        )
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -214,10 +229,12 @@ BMI, PROGRESSION = columns(datasets.load_diabetes, 2, "target", scaled=False)
 
 
 def in_bins(values, low, high, bins):
-    return [min(int((value - low) / (high - low) * bins), bins - 1) for value in values]
+    shares = [(value - low) / (high - low) for value in values]
+    return [min(int(share * bins), bins - 1) for share in shares]
 
 
-TABLES = {  # bytes, arguments, truth of the stated bins, and the largest error predicted
+# bytes, arguments, truth of the stated bins, and the largest error predicted
+TABLES = {
     "iris, three groups in words": (
         text(["sepal", "petal", "kind"], zip(IRIS[0], IRIS[1], [KINDS[i] for i in IRIS[2]], strict=True)).encode(),
         "mean --columns sepal --bounds sepal=4:8",
@@ -273,9 +290,8 @@ def test_tables_as_people_write_them(name, tmp_path, estimate):
     found = estimate("--csv", path, "--statistic", words, "--epsilon 6 --seed 1", "--json")
     assert abs(found["estimate"] - truth) < 4 * found["predicted_rmse"] < 4 * most, (found, truth)
     low, high = found["interval"]
-    assert (
-        low <= found["estimate"] <= high or found["estimate"] < low or high == 10
-    )  # an interval stays where the truth can be
+    # an interval stays where the truth can be
+    assert low <= found["estimate"] <= high or found["estimate"] < low or high == 10
     assert all(
         re.match(r"torchdp estimate: (noise from|\d+ of \d+ users)", line)
         for line in estimate.said.err.splitlines()

@@ -5,7 +5,8 @@ from functools import cache
 
 import pytest
 import torch
-from laws import normal
+from laws import generator, normal
+from torch.testing import assert_close
 
 import torchdp.domains
 from torchdp.domains import (
@@ -33,7 +34,7 @@ from torchdp.protocol import Crowd
 EPS = torch.finfo(torch.float64).eps
 
 
-ZERO = torch.zeros(3, dtype=torch.float64)
+ZERO = torch.zeros(3).double()
 ROOT = normal(3, 3, seed=1)
 POINTS = normal(7, 3, seed=2)
 SETS = {
@@ -41,7 +42,7 @@ SETS = {
     "points about 0": FiniteSet(torch.cat([POINTS, -POINTS])),
     "polytope": Polytope(POINTS),
     "thin polytope": Polytope(POINTS * torch.tensor([1.0, 1e-2, 1e-4], dtype=torch.float64)),
-    "flat polytope": Polytope(torch.eye(3, dtype=torch.float64)),
+    "flat polytope": Polytope(torch.eye(3).double()),
     "box": Box(-ROOT[0].abs(), ROOT[1].abs()),
     "l1": LpBall(ROOT[0].abs(), 1.0, ROOT[1]),
     "l1.5": LpBall(ROOT[0].abs(), 1.5, ROOT[1]),
@@ -49,19 +50,23 @@ SETS = {
     "ellipsoid": Ellipsoid(ROOT, ROOT[1]),
     "flat ellipsoid": Ellipsoid(ROOT[:, :2], ROOT[1]),
     "zonotope": Zonotope(normal(3, 5, seed=3), ROOT[1]),
-    "ball sum": BallSum(normal(3, 5, seed=4), ((2, 2.0), (3, 3.0)), ROOT[1]),
+    "ball sum": BallSum(
+        normal(3, 5, seed=4),
+        ((2, 2.0), (3, 3.0)),
+        ROOT[1],
+    ),
     "product": Product((Polytope(POINTS[:4, :2]), lp_ball(1, 2.0))),
     "image": LinearImage(normal(3, 4, seed=5), SchattenBall(2, 2)),
-    "hidden polytope": LinearImage(torch.eye(3), Polytope(POINTS)),  # that its oracle alone knows
+    # that its oracle alone knows
+    "hidden polytope": LinearImage(torch.eye(3), Polytope(POINTS)),
     "operator": SchattenBall(3, 1),
     "kronecker": KroneckerProduct(lp_ball(1, 2.0), lp_ball(3, math.inf)),
 }
 
 
 def by_a_sum(domain, s, t):
-    return minkowski_sum(
-        [linear_image(s * torch.eye(domain.dimension).double(), domain), FiniteSet(t[None])]
-    )
+    identity = torch.eye(domain.dimension).double()
+    return minkowski_sum([linear_image(s * identity, domain), FiniteSet(t[None])])
 
 
 def by_image(domain, s, t):
@@ -80,7 +85,8 @@ def by_parts(domain, s, t):
     return Product(tuple(PLACED[type(part)](part, s, own) for part, own in each))
 
 
-PLACED = {  # s K + t of each class of domains, in its own words where it has them
+# s K + t of each class of domains, in its own words where it has them
+PLACED = {
     FiniteSet: lambda K, s, t: FiniteSet(s * K.points + t),
     Polytope: lambda K, s, t: Polytope(s * K.points + t),
     Box: lambda K, s, t: Box(s * K.low + t, s * K.high + t),
@@ -101,7 +107,13 @@ MOVES = {
     "turned, 1e6": (1.0, 1e6, True),
     "1e-6 times": (1e-6, 0.0, False),
 }
-QUICKLY = {"ball sum": 1, "image": 0, "operator": 1, "kronecker": 1}  # others take seconds
+# others take seconds
+QUICKLY = {
+    "ball sum": 1,
+    "image": 0,
+    "operator": 1,
+    "kronecker": 1,
+}
 cells = pytest.mark.parametrize(
     ("name", "move"),
     [
@@ -133,15 +145,10 @@ def both(name, move):
     s, offset, turn = MOVES[move]
     base = placed(name, *STILL)
     moved = placed(name, s, offset, turn)
-    Q = TURN if turn else torch.eye(3, dtype=torch.float64)
+    Q = TURN if turn else torch.eye(3).double()
     least = s * float(base.frame.axes.norm(dim=0).min())
-    return (
-        base,
-        moved,
-        lambda x: s * x @ Q.mT + offset * DIRECTION,
-        s,
-        1e-6 + 64 * EPS * offset / least,
-    )
+    bound = 1e-6 + 64 * EPS * offset / least
+    return base, moved, lambda x: s * x @ Q.mT + offset * DIRECTION, s, bound
 
 
 def concrete(kind):
@@ -170,31 +177,29 @@ def test_membership_follows(name, move):
     outside = ends + room * (ends - centre)
     if type(SETS[name]) not in (FiniteSet, KroneckerProduct, Product):
         inside = torch.cat([ends, ends - room * (ends - centre)])
-    assert bool(base.contains(inside).all()) and bool(moved.contains(follow(inside)).all())
-    assert not bool(base.contains(outside).any()) and not bool(
-        moved.contains(follow(outside)).any()
-    )
-    cloud = centre + 1.5 * normal(40, 3, seed=8) @ base.frame.axes.mT / 3**0.5
-    torch.testing.assert_close(moved.contains(follow(cloud)), base.contains(cloud))
+    assert base.contains(inside).all()
+    assert moved.contains(follow(inside)).all()
+    assert not base.contains(outside).any()
+    assert not moved.contains(follow(outside)).any()
+    axes = base.frame.axes
+    cloud = centre + 1.5 * normal(40, 3, seed=8) @ axes.mT / 3**0.5
+    followed = follow(cloud)
+    assert_close(moved.contains(followed), base.contains(cloud))
     if type(SETS[name]) is not KroneckerProduct:
-        here, there = (
-            (x - K.project(x)).norm(dim=1) for K, x in ((base, cloud), (moved, follow(cloud)))
-        )
-        torch.testing.assert_close(
-            there, s * here, rtol=room, atol=room * s * float(base.frame.axes.norm())
-        )
+        here = (cloud - base.project(cloud)).norm(dim=1)
+        there = (followed - moved.project(followed)).norm(dim=1)
+        assert_close(there, s * here, rtol=room, atol=room * s * float(axes.norm()))
 
 
 @cells
 def test_norm_support_and_shape_follow(name, move):
     base, moved, follow, s, bound = both(name, move)
     slopes = normal(5, 3, seed=9)
-    size = s * float(base.frame.axes.norm())
+    longest = float(base.frame.axes.norm())
+    size = s * longest
     turned = follow(slopes) - follow(ZERO)
     reach = moved.supports(turned / s, follow(base.frame.centre))
-    torch.testing.assert_close(
-        reach, s * base.supports(slopes, base.frame.centre), rtol=0, atol=bound * size
-    )
+    assert_close(reach, s * base.supports(slopes, base.frame.centre), rtol=0, atol=bound * size)
     assert (base.middle is None) == (moved.middle is None)
     for make in (noise_shape, difference_shape):
         one = shape(name, STILL, make)
@@ -203,9 +208,10 @@ def test_norm_support_and_shape_follow(name, move):
         assert two.upper == pytest.approx(s * one.upper, rel=bound + min(gap, 1e-4), abs=0)
         lower = s * float(one.certificate.lower)
         assert float(two.certificate.lower) == pytest.approx(lower, rel=bound + gap, abs=0)
-        if make is noise_shape:  # the other's is the mean of points that a set is listed by
+        # the other's is the mean of points that a set is listed by
+        if make is noise_shape:
             room = (bound + min(gap, 1e-4)) * size
-            torch.testing.assert_close(two.centre, follow(one.centre), rtol=0, atol=room)
+            assert_close(two.centre, follow(one.centre), rtol=0, atol=room)
 
 
 def test_users_outside_a_day_in_seconds_since_1970_are_refused():
@@ -213,29 +219,32 @@ def test_users_outside_a_day_in_seconds_since_1970_are_refused():
     day = Polytope(torch.tensor([[1.7e9], [1.7e9 + 86400]], dtype=torch.float64))
     for dtype, off in ((torch.float64, 0.2), (torch.float32, 1500.0)):
         ends = day.points.to(dtype)
-        assert bool(day.contains(ends).all())
-        assert not bool(day.contains(torch.stack([ends[0] - off, ends[1] + off])).any())
+        assert day.contains(ends).all()
+        beyond = torch.stack([ends[0] - off, ends[1] + off])
+        assert not day.contains(beyond).any()
     protocol = GaussianMean.tuned(day, epsilon=1.0, delta=1e-6)
     with pytest.raises(ValueError, match="100 points outside"):
         protocol.estimate(torch.full((100, 1), 1.7e9 - 1500.0, dtype=torch.float64))
     with pytest.raises(ValueError, match="1 points outside"):
-        protocol.sample_tally(
-            Crowd(torch.full((1, 1), 1.7e9 + 86400.2, dtype=torch.float64), torch.tensor([5])),
-            generator=torch.Generator().manual_seed(1),
-        )
+        late = torch.full((1, 1), 1.7e9 + 86400.2, dtype=torch.float64)
+        crowd = Crowd(late, torch.tensor([5]))
+        protocol.sample_tally(crowd, generator=generator(1))
 
 
 def test_a_point_far_off_decides_nothing_about_the_others():
-    square = Polytope(torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * 3))
-    x = torch.rand(20, 3, generator=torch.Generator().manual_seed(1)).double()
+    sides = [torch.tensor([0.0, 1.0], dtype=torch.float64)] * 3
+    square = Polytope(torch.cartesian_prod(*sides))
+    x = torch.rand(20, 3, generator=generator(1)).double()
     x = torch.cat([x, torch.full((1, 3), 1e12)])
     assert square.contains(x).tolist() == [True] * 20 + [False]
-    torch.testing.assert_close(square.project(x), x.clamp(0, 1), rtol=0, atol=1e-6)
+    # beside a number of 1e12
+    assert_close(square.project(x), x.clamp(0, 1), rtol=0, atol=1e-6)
 
 
 def test_asymmetric_points_of_a_few_thousand_floats_are_not_symmetric():
     points = 1 + EPS * torch.tensor([[0.0], [60.0], [6300.0]], dtype=torch.float64)
     assert FiniteSet(points).middle is None
+    # half of the length is what a centre reaches
     assert noise_shape(FiniteSet(points), 2.0).certificate.lower <= 6300 * EPS / 2 * (1 + 1e-10)
 
 
@@ -244,5 +253,8 @@ def test_a_narrow_coordinate_is_judged_by_its_own_width(kind):
     ends = torch.tensor([[0.0, 0.0], [1.0, 1e9]], dtype=torch.float64)
     corners = torch.cartesian_prod(*ends.mT)
     domain = Box(*ends) if kind is Box else kind(corners)
-    outside = corners + torch.tensor([1e-3, 0.0], dtype=torch.float64) * (2 * corners[:, :1] - 1)
-    assert bool(domain.contains(corners).all()) and not bool(domain.contains(outside).any())
+    # a thousandth of the first coordinate's width, out on either side
+    step = torch.tensor([1e-3, 0.0], dtype=torch.float64)
+    outside = corners + step * (2 * corners[:, :1] - 1)
+    assert domain.contains(corners).all()
+    assert not domain.contains(outside).any()

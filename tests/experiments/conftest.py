@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))  # where tests and children find scripts.py
+# where tests and children find scripts.py
+sys.path.insert(0, str(Path(__file__).parent))
 
 from scripts import Found, loaded
 
@@ -20,7 +21,8 @@ def smoke(tmp_path, brief):
 
     def smoke(name, **changes):
         with loaded(name) as module, contextlib.redirect_stdout(io.StringIO()) as printed:
-            torch.set_num_threads(1)  # small tensors: on a busy machine five times as fast
+            # small tensors: on a busy machine five times as fast
+            torch.set_num_threads(1)
             experiment = module.EXPERIMENT
             tables = experiment.run(replace(experiment.smoke, **changes), tmp_path)
         return Found(tables, printed.getvalue(), tmp_path)

@@ -14,7 +14,8 @@ ROOMS = (
     "secure regression training simulate kernels"
 ).split()
 BENCHES = ("oracles", "vectors", "features", "samplers", "secure")
-QUICK = ("samplers",)  # the others take seconds
+# the others take seconds
+QUICK = ("samplers",)
 
 
 def test_faults_are_of_the_code_as_it_is():
@@ -127,8 +128,19 @@ def harness(benches, monkeypatch):
     return module
 
 
-def row(times, against="a copy", bench="fake", case="slow"):
-    return {"bench": bench, "case": case, "against": against, "kind": "floor", "times": times}
+def row(
+    times,
+    against="a copy",
+    bench="fake",
+    case="slow",
+):
+    return {
+        "bench": bench,
+        "case": case,
+        "against": against,
+        "kind": "floor",
+        "times": times,
+    }
 
 
 def test_a_ratio_that_fell_fails(benches):
@@ -139,12 +151,17 @@ def test_a_ratio_that_fell_fails(benches):
         return [row(2.0)]
 
     lost = benches.fallen(
-        [row(2.0), row(1.0, case="fine"), row(9.0, case="new")],
+        [
+            row(2.0),
+            row(1.0, case="fine"),
+            row(9.0, case="new"),
+        ],
         [row(1.5), row(1.0, case="fine")],
         again,
     )
     assert [each["case"] for each in lost] == ["slow"]
-    assert asked == [("fake", ["slow"])] * 2  # measured three times in all, and nothing else is
+    # measured three times in all, and nothing else is
+    assert asked == [("fake", ["slow"])] * 2
 
 
 @pytest.mark.parametrize(
@@ -180,8 +197,10 @@ def test_the_gate_of_each_commit_sees_a_call_half_as_slow_again(benches):
         asked.append(cases)
         return [row(1.6, bench=bench)]
 
+    # above the limit each time
     assert benches.fallen([row(1.6, bench=benches.GATE)], committed, always, *limits)
     assert len(asked) == benches.GATE_REPEATS == 5
+    # below the limit
     assert not benches.fallen([row(1.4, bench=benches.GATE)], committed, always, *limits)
     quiet = iter([4.0, 2.0, 1.2])
     assert not benches.fallen(
@@ -197,5 +216,6 @@ def test_every_call_of_the_gate_has_a_row(benches):
     committed = benches.read_table(FOLDER / "bench" / "tables" / "calls.csv")
     calls = (FOLDER / "bench" / "calls.py").read_text()
     names = set(re.findall(r'^        "([^"]+)": \(', calls, re.M))
-    assert names == {each["case"] for each in committed} and len(names) >= 20
+    assert names == {each["case"] for each in committed}
+    assert len(names) >= 20
     assert all(each["times"] > 0 for each in committed)

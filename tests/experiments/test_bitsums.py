@@ -21,16 +21,24 @@ with loaded("density/bitsums.py") as bitsums:
     Pure = bitsums.Pure
 
 DELTA = 1e-6
-SIZE = 36  # outputs with up to so many messages of each kind; their probabilities need no others
-SETTINGS = [(1.0, 0.3, 0.05), (0.3, 0.5, 0.3), (2.0, 0.2, 0.01), (1.0, 0.9, 0.02)]
+# outputs with up to so many messages of each kind; their probabilities need no others
+SIZE = 36
+SETTINGS = [
+    (1.0, 0.3, 0.05),
+    (0.3, 0.5, 0.3),
+    (2.0, 0.2, 0.01),
+    (1.0, 0.9, 0.02),
+]
 
 
 @pytest.mark.parametrize("total", [0.01, 1.0, 7.0])
 def test_guarantee_the_split_spends_the_budget_and_no_more(total):
     each, delta = bitsums.split(total, DELTA, 768)
     spent = bitsums.composition(each, delta, 768, DELTA / 2)
-    assert spent[0] <= total and spent[0] == pytest.approx(total, rel=1e-9)
+    assert spent[0] <= total
+    assert spent[0] == pytest.approx(total, rel=1e-9)
     assert spent[1] == pytest.approx(DELTA, rel=1e-12)
+    # a thousandth more breaks the total
     assert bitsums.composition(1.001 * each, delta, 768, DELTA / 2)[0] > total
 
 
@@ -42,6 +50,7 @@ def test_guarantee_the_papers_composed_response_is_private_and_85_times_more_tha
     assert 83 < nominal / epsilon_of(protocol, DELTA, 768) < 90
     exact = RandomizedResponseSum.calibrated(users, nominal, DELTA, 768)
     assert 60 < protocol.rmse / exact.rmse < 65
+    # as published
     assert protocol.rmse == pytest.approx(3920, rel=2e-3)
 
 
@@ -54,7 +63,9 @@ def test_guarantee_the_papers_response_holds_up_to_epsilon_1(users, epsilon, del
 
 def test_guarantee_the_papers_response_of_one_instance_is_private_as_its_theorem_3_1_composes_it():
     one, delta = bitsums.split(7.0, DELTA, 1)
-    assert one == pytest.approx(0.989258, abs=1e-6) and delta == DELTA / 2
+    # as published
+    assert one == pytest.approx(0.989258, abs=1e-6)
+    assert delta == DELTA / 2
     assert delta_of(bitsums.published_response(100_000, one, delta), 7.0, 1) <= 1e-300
     # outside its range, at epsilon = 7 in one bit, which the paper never does, the form fails
     assert delta_of(bitsums.published_response(100_000, 7.0, DELTA), 7.0, 1) > 40 * DELTA
@@ -145,24 +156,38 @@ def worst_log_ratio(protocol, present, flood):
     """
     one = [user_law(protocol, bit, flood) for bit in (0, 1)]
     worst = 0.0
-    for others in range(present):  # so many of the others hold a one
+    # so many of the others hold a one
+    for others in range(present):
         both = one
         for other in [1] * others + [0] * (present - 1 - others):
             both = [convolve2d(law, one[other])[:SIZE, :SIZE] for law in both]
-        worst = max(worst, float(np.abs(np.log(both[1]) - np.log(both[0])).max()))
+        ratio = np.log(both[1]) - np.log(both[0])
+        worst = max(worst, float(np.abs(ratio).max()))
     return worst
 
 
-@pytest.mark.parametrize(("users", "absent"), [(1, 0), (2, 0), (3, 0), (2, 1), (3, 1), (3, 2)])
+@pytest.mark.parametrize(
+    ("users", "absent"),
+    [
+        (1, 0),
+        (2, 0),
+        (3, 0),
+        (2, 1),
+        (3, 1),
+        (3, 2),
+    ],
+)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_guarantee_pure_differential_privacy_by_enumeration(users, absent, setting):
     protocol = Pure(users, *setting)
     flood = flood_law(protocol)
     worst = worst_log_ratio(protocol, users - absent, flood)
+    # those who are absent add no noise
     assert worst <= protocol.epsilon + math.log(users / (users - absent)) + 1e-9
     # epsilon is not far above the truth, and those who are absent cost something
     assert worst > (protocol.epsilon if absent else 0.75 * protocol.epsilon)
-    if users == 1:  # one copy less breaks it
+    # one copy less breaks it
+    if users == 1:
         fewer = flood[:-1] / flood[:-1].sum()
         assert worst_log_ratio(protocol, 1, fewer) > protocol.epsilon
 
@@ -179,4 +204,5 @@ def test_tuning_meets_its_slack_with_few_messages(users, epsilon, slack):
         for drop in np.geomspace(1e-12, 0.9, 30):
             other = Pure(users, epsilon, share, drop)
             if other.rmse <= budget:
+                # the tuning is near the best of a grid
                 assert protocol.messages_per_user <= other.messages_per_user * 1.02

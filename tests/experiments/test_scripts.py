@@ -56,7 +56,8 @@ def test_error_vs_n(tmp_path):
     rows = read_table(tmp_path / "results.csv")
     ratios = [row["ratio"] for row in rows if row["statistic"] != "auc"]
     # 50 trials: 0.07 in standard errors
-    assert len(ratios) == 12 and sum(ratios) / 12 == pytest.approx(1, abs=0.18)
+    assert len(ratios) == 12
+    assert sum(ratios) / 12 == pytest.approx(1, abs=0.18)
 
 
 def test_the_story_of_training_says_the_means_of_its_own_runs():

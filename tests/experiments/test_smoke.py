@@ -5,14 +5,16 @@ judged beside it.
 import pytest
 from scripts import FOLDER, loaded
 
+# over five CPU-seconds
 SLOW = """bench/journal collection/level density/attack density/bitsums density/chosen density/classification
     density/decode density/error density/messages density/noise factorization/relaxation
     factorization/trained league/run mean/errors mean/shapes queries/more_statistics pairwise/random_kernels
     pairwise/separation queries/fitted secure/servers shuffle/amplification stories/pictures training/accepted
     training/accounting training/choose training/clipping training/optimizers
-    training/recalled""".split()  # over five CPU-seconds
+    training/recalled""".split()
 ELSEWHERE = "bench/mutations bench/run theorems".split()
-CLAIMS = {}  # by script: what holds of the tables of its smoke run
+# by script: what holds of the tables of its smoke run
+CLAIMS = {}
 
 
 def claim(name):
@@ -55,12 +57,14 @@ def _(tables):
 @claim("league/local_accuracy")
 def _(tables):
     for row in tables["cells"]:
+        # few trials in a smoke run
         assert row["rmse"] == pytest.approx(row["predicted"], rel=0.25)
         assert row["z"] < 4.5
 
 
 @claim("league/local_coverage")
 def _(tables):
+    # 95 %, give or take what few trials can tell
     assert all(0.91 < row["coverage"] < 0.985 for row in tables["coverage"])
 
 
@@ -103,7 +107,8 @@ def _(tables):
         if row["noise"].startswith("Corollary") and row["true"] > row["nominal"]
     ]
     # of the corollary at d = s = 1
-    assert len(broken) == 2 and all(row["d"] == 1 for row in broken)
+    assert len(broken) == 2
+    assert all(row["d"] == 1 for row in broken)
     for row in tables["drawn"]:
         assert abs(row["z"]) < 4.5 if row["times"] == 1 else row["z"] > 8 or row["times"] != 0.9
 
@@ -116,6 +121,7 @@ def _(tables):
 @claim("training/accounting")
 def _(tables):
     for row in tables["epsilons"]:
+        # the attack comes within 15 % of the promise
         assert 0.85 * row["torchdp"] < row["attack"] < row["torchdp"]
         assert row["dp_accounting"] is None or row["torchdp"] < 1.01 * row["dp_accounting"]
 
@@ -123,7 +129,8 @@ def _(tables):
 @pytest.mark.parametrize("name", list(scripts()))
 def test_a_script_finds_what_it_promises(smoke, name):
     tables = smoke(f"{name}.py").tables
-    assert tables and all(tables.values())
+    assert tables
+    assert all(tables.values())
     CLAIMS.get(name, lambda tables: None)(tables)
 
 

@@ -49,7 +49,9 @@ def lp(values, p):
     top = np.abs(values).max()
     if p == math.inf or top == 0:
         return top
-    return top * ((np.abs(values) / top) ** LONG(p)).sum() ** (1 / LONG(p))
+    scaled = np.abs(values) / top
+    total = (scaled ** LONG(p)).sum()
+    return top * total ** (1 / LONG(p))
 
 
 def singular_values(M):
@@ -68,10 +70,9 @@ def singular_values(M):
                 z = (b - a) / (2 * c)
                 t = (1 if z >= 0 else -1) / (abs(z) + np.sqrt(1 + z * z))
                 cosine = 1 / np.sqrt(1 + t * t)
-                M[:, i], M[:, j] = (
-                    cosine * (M[:, i] - t * M[:, j]),
-                    cosine * (t * M[:, i] + M[:, j]),
-                )
+                first = cosine * (M[:, i] - t * M[:, j])
+                M[:, j] = cosine * (t * M[:, i] + M[:, j])
+                M[:, i] = first
         if off < 1e-17:
             break
     return np.sqrt((M * M).sum(0))
@@ -85,7 +86,8 @@ def upper(W, left, right, p, v=None):
     missing = W - left @ right - (0 if v is None else np.asarray(v, dtype=LONG)[:, None])
     rows = np.sqrt((left * left).sum(1))
     others = np.sqrt((missing * missing).sum(1))
-    return lp(rows, p) * np.sqrt((right * right).sum(0)).max() + lp(others, p)
+    columns = np.sqrt((right * right).sum(0))
+    return lp(rows, p) * columns.max() + lp(others, p)
 
 
 def lower(W, c, P, p, shift):
@@ -93,10 +95,12 @@ def lower(W, c, P, p, shift):
     W = np.asarray(W, dtype=LONG)
     c = np.asarray(c, dtype=LONG)
     P = np.asarray(P, dtype=LONG)
-    c = c / lp(c, {2: math.inf, math.inf: 1}.get(p) or p / (p - 2))
+    conjugate = {2: math.inf, math.inf: 1}.get(p) or p / (p - 2)
+    c = c / lp(c, conjugate)
     P = P / P.sum()
     centred = W - (W @ P)[:, None] if shift else W
-    return singular_values(np.sqrt(c)[:, None] * centred * np.sqrt(P)).sum()
+    weighted = np.sqrt(c)[:, None] * centred * np.sqrt(P)
+    return singular_values(weighted).sum()
 
 
 @lru_cache
@@ -112,9 +116,8 @@ def program(m, n, p, shift, alpha):
     columns = cp.diag(Z)[m:] <= 1
     X = Z[:m, m:] + (cp.reshape(v, (m, 1), order="C") @ np.ones((1, n)) if shift else 0)
     entries = cp.abs(X - W) <= alpha if alpha else X == W
-    problem = cp.Problem(
-        cp.Minimize(cp.norm(a, p / 2 if p < math.inf else "inf")), [rows, columns, entries]
-    )
+    error = cp.norm(a, p / 2 if p < math.inf else "inf")
+    problem = cp.Problem(cp.Minimize(error), [rows, columns, entries])
     return problem, W, Z, v, rows, columns
 
 
@@ -131,7 +134,8 @@ def truth(index, p, shift, alpha=0.0):
     root = vectors * np.sqrt(values.clip(0))
     target = W / size
     offset = v.value if shift else None
-    if alpha:  # the program's own matrix, moved within alpha
+    # the program's own matrix, moved within alpha
+    if alpha:
         X = root[:m] @ root[m:].T
         target = W / size + np.clip(X - W / size, -alpha, alpha)
     above = size * upper(target, root[:m], root[m:].T, p, offset)
@@ -146,13 +150,29 @@ def judge(index, p, shift):
     found = factorize(torch.from_numpy(W), p, shift, tol=1e-6)
     below, above = truth(index, p, shift)
     claimed = found.certificate
-    assert claimed.lower <= above * ROOM and below <= claimed.upper * ROOM
-    assert claimed.upper <= above * (1 + 2e-6) and claimed.lower >= below * (1 - 2e-6)
+    assert claimed.lower <= above * ROOM
+    assert below <= claimed.upper * ROOM
+    # tol is 1e-6, the program as good again
+    assert claimed.upper <= above * (1 + 2e-6)
+    assert claimed.lower >= below * (1 - 2e-6)
     v = None if found.shift is None else found.shift.numpy()
+    # entries that cancel leave rounding of this size
     slack = 1e-13 * np.abs(W).max()
-    again = upper(W, found.left.numpy(), found.right.numpy(), p, v)
+    again = upper(
+        W,
+        found.left.numpy(),
+        found.right.numpy(),
+        p,
+        v,
+    )
     assert abs(again - claimed.upper) <= 1e-12 * again + slack
-    proved = lower(W, found.row_weights.numpy(), found.column_weights.numpy(), p, shift)
+    proved = lower(
+        W,
+        found.row_weights.numpy(),
+        found.column_weights.numpy(),
+        p,
+        shift,
+    )
     assert abs(proved - claimed.lower) <= 1e-12 * proved + slack
     return max(float(claimed.lower / above), float(below / claimed.upper))
 
@@ -176,8 +196,13 @@ def test_guarantee_certificates_of_bad_factors_and_weights_are_true_as_well():
             left = generator.normal(size=(m, 2))
             right = generator.normal(size=(2, n))
             tensors = [torch.from_numpy(x) for x in (W, left, right, c, P)]
-            found = certify(*tensors, p=p, shift=None if v is None else torch.from_numpy(v))
-            assert found.lower <= above * ROOM and below <= found.upper * ROOM
+            found = certify(
+                *tensors,
+                p=p,
+                shift=None if v is None else torch.from_numpy(v),
+            )
+            assert found.lower <= above * ROOM
+            assert below <= found.upper * ROOM
             assert float(found.upper) == pytest.approx(
                 float(upper(W, left, right, p, v)), rel=1e-12
             )
@@ -189,20 +214,26 @@ def test_guarantee_certificates_of_bad_factors_and_weights_are_true_as_well():
 def test_guarantee_approximate_and_dual_bounds_hold():
     for index, W in enumerate(INSTANCES):
         alpha = (0.1, 0.4)[index % 2]
-        found = approximate(torch.from_numpy(W), alpha * np.abs(W).max())
+        size = np.abs(W).max()
+        certificate = approximate(torch.from_numpy(W), alpha * size).certificate
         _, above = truth(index, math.inf, False, alpha)
-        assert found.certificate.lower <= above * ROOM <= found.certificate.upper * (1 + 1e-6)
+        assert certificate.lower <= above * ROOM <= certificate.upper * (1 + 1e-6)
         dual = gamma2_dual(torch.from_numpy(W), tol=1e-6)
         c = np.asarray(dual.row_weights, dtype=LONG)
         P = np.asarray(dual.column_weights, dtype=LONG)
         unit = np.asarray(W, dtype=LONG)
         used = P > 1e-14
         c = c / c.sum()
-        needed = singular_values(unit[:, used] / np.sqrt(c)[:, None] / np.sqrt(P[used] / P.sum()))
+        rows = np.sqrt(c)[:, None]
+        columns = np.sqrt(P[used] / P.sum())
+        needed = singular_values(unit[:, used] / rows / columns)
+        # the same formula in long double
         assert float(dual.upper) == pytest.approx(float(needed.max()), rel=1e-11)
-        for other, X in enumerate(INSTANCES):  # <X, U> <= gamma_2(X) gamma_2*(U)
+        # <X, U> <= gamma_2(X) gamma_2*U
+        for other, X in enumerate(INSTANCES):
             if X.shape == W.shape:
-                assert (X * W).sum() <= truth(other, math.inf, False)[1] * float(dual.upper) * ROOM
+                norm = truth(other, math.inf, False)[1]
+                assert (X * W).sum() <= norm * float(dual.upper) * ROOM
         moved = np.asarray(dual.left @ dual.right.mT, dtype=LONG)
         assert float(dual.lower) <= float((moved * W).sum()) * ROOM
 
@@ -216,14 +247,16 @@ def largest_move(right, period):
     for i in range(min(period, right.shape[1])):
         R = np.asarray(right[:, i::period], dtype=LONG)
         for _ in range(4):
-            u = generator.normal(size=(R.shape[1], R.shape[1])).astype(LONG)
+            count = R.shape[1]
+            u = generator.normal(size=(count, count)).astype(LONG)
             for _ in range(60):
                 for s in range(len(u)):
                     u[s] /= np.sqrt(u[s] @ u[s])
                     toward = R[:, s] @ (R @ u - np.outer(R[:, s], u[s]))
                     u[s] = toward if toward @ toward > 0 else u[s]
             u /= np.sqrt((u * u).sum(1, keepdims=True))
-            best = max(best, float(np.sqrt(((R @ u) ** 2).sum())))
+            moved = np.sqrt(((R @ u) ** 2).sum())
+            best = max(best, float(moved))
     return best
 
 
@@ -234,23 +267,25 @@ def epochs_judge(index, period, p):
     claimed = found.certificate
     right = found.right.numpy()
     left = found.left.numpy()
-    rows = lp(np.sqrt((left.astype(LONG) ** 2).sum(1)), p)
+    squares = (left.astype(LONG) ** 2).sum(1)
+    rows = lp(np.sqrt(squares), p)
     reached = largest_move(right, period)
     promised = float(claimed.upper / rows)
+    # block ascent finds the largest move
     assert 1 - 1e-6 <= reached / promised <= ROOM
     X = cp.Variable((n, n), PSD=True)
     y = cp.Variable(n)
     own = [np.eye(n)[:, i::period] for i in range(min(period, n))]
-    bounded = [cp.sum(E.T @ y) <= 1 for E in own] + [
-        cp.diag(E.T @ y) - E.T @ X @ E >> 0 for E in own
-    ]
-    errors = [cp.matrix_frac(row, X) for row in W / np.abs(W).max()]
+    bounded = [cp.sum(E.T @ y) <= 1 for E in own]
+    bounded += [cp.diag(E.T @ y) - E.T @ X @ E >> 0 for E in own]
+    size = np.abs(W).max()
+    errors = [cp.matrix_frac(row, X) for row in W / size]
     value = cp.max(cp.hstack(errors)) if p == math.inf else cp.sum(errors)
-    exact = (
-        math.sqrt(cp.Problem(cp.Minimize(value), bounded).solve(solver=cp.CLARABEL))
-        * np.abs(W).max()
-    )
-    assert claimed.lower <= exact * (1 + 1e-6) and exact <= claimed.upper * (1 + 1e-6)
+    problem = cp.Problem(cp.Minimize(value), bounded)
+    exact = math.sqrt(problem.solve(solver=cp.CLARABEL)) * size
+    # the program is solved to some 1e-7
+    assert claimed.lower <= exact * (1 + 1e-6)
+    assert exact <= claimed.upper * (1 + 1e-6)
     return reached / promised
 
 
@@ -273,7 +308,14 @@ def test_a_planted_fault_of_the_evaluator_is_caught(fault, monkeypatch):
     """Negative control: each fault is seen at every p, with and without a shift."""
     module, name, factor = FAULTS[fault]
     right = getattr(module, name)
-    for p, shift in (2, True), (3, False), (math.inf, True):
+    for p, shift in (
+        (2, True),
+        (3, False),
+        (
+            math.inf,
+            True,
+        ),
+    ):
         judge(1, p, shift)
         with monkeypatch.context() as planted:
             planted.setattr(module, name, lambda *args: factor * right(*args))
@@ -296,9 +338,14 @@ def test_planted_faults_of_norms_shifts_and_epochs_are_caught(monkeypatch):
             judge(1, 3, False)
     W = INSTANCES[3]
     truths = truth(3, 2, True)
+    # negative control: without the projection off the constants it would prove too much
     assert lower(W, np.ones(3), np.ones(3), 2, False) > truths[1] * 1.5
     epochs_judge(1, 1, 2)
+
+    def of_one_column(right, period):
+        return right.norm(dim=0).max()
+
     for module in (epochs, returning_certificate):
-        monkeypatch.setattr(module, "sensitivity", lambda right, period: right.norm(dim=0).max())
+        monkeypatch.setattr(module, "sensitivity", of_one_column)
     with pytest.raises((AssertionError, ArithmeticError, RuntimeWarning)):
         epochs_judge(1, 1, 2)

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from laws import generator, normal
+from torch.testing import assert_close
 
 from torchdp import workloads
 from torchdp.factorization import (
@@ -34,9 +35,8 @@ def honaker(k, p=math.inf):
 
 def exact_and_above(found, W, p=math.inf):
     """left right = W, and the optimum lies between the certified bounds."""
-    torch.testing.assert_close(
-        found.left @ found.right, W, rtol=0, atol=1e-12 * float(W.abs().max())
-    )
+    size = float(W.abs().max())
+    assert_close(found.left @ found.right, W, rtol=0, atol=1e-12 * size)
     optimum = factorize(W, p, tol=1e-4).certificate
     assert found.certificate.lower <= optimum.upper * (1 + 1e-9)
     assert optimum.lower <= found.certificate.upper * (1 + 1e-9)
@@ -57,14 +57,19 @@ def root_bound(k):
 @pytest.mark.parametrize("k", [2, 5, 16, 31, 100])
 def test_prefix_sums_are_within_the_published_bounds(k):
     h = (k - 1).bit_length()
-    tree, root, normalised = (float(build(k).certificate.upper) for build in PREFIX)
+    bounds = [float(build(k).certificate.upper) for build in PREFIX]
+    tree, root, normalised = bounds
+    # the published bound of the binary tree
     assert tree <= math.sqrt((h + 1) * max(h, 1)) * (1 + 1e-12)
     if k == 2**h:
         # attained, so a smaller bound is false
         assert tree == pytest.approx(math.sqrt((h + 1) * h))
     assert float(honaker(k).certificate.upper) <= tree * (1 + 1e-12)
-    exact = sum((math.comb(2 * j, j) / 4**j) ** 2 for j in range(k))
+    # coefficients of the square root of the prefix sums
+    coefficients = [math.comb(2 * j, j) / 4**j for j in range(k)]
+    exact = sum(c**2 for c in coefficients)
     assert root == pytest.approx(exact, rel=1e-12)
+    # the published bound is no more than .2 too large
     assert root_bound(k) - 0.2 < exact <= root_bound(k)
     if k >= 5:
         assert normalised < root
@@ -72,19 +77,19 @@ def test_prefix_sums_are_within_the_published_bounds(k):
 
 @pytest.mark.parametrize("k, worst, mean", [(64, 2.21177, 2.12770), (256, 2.64496, 2.55726)])
 def test_normalised_square_root_has_the_published_values(k, worst, mean):
+    # published to five digits
     assert float(normalised_square_root(k).certificate.upper) == pytest.approx(worst, abs=1e-5)
-    assert float(normalised_square_root(k, 2).certificate.upper) / math.sqrt(k) == pytest.approx(
-        mean, abs=1e-5
-    )
+    root_mean_square = float(normalised_square_root(k, 2).certificate.upper) / math.sqrt(k)
+    assert root_mean_square == pytest.approx(mean, abs=1e-5)
 
 
 def test_best_decoder_has_the_shortest_rows():
     tree = binary_tree(16)
     best = best_decoder(workloads.prefix(16).dense(), tree.right)
     norms = best.left.norm(dim=1) * best.sensitivity, tree.left.norm(dim=1) * tree.sensitivity
-    assert bool((norms[0] <= norms[1] * (1 + 1e-12)).all()) and bool(
-        (norms[0] < 0.99 * norms[1]).any()
-    )
+    # never longer, and somewhere shorter
+    assert (norms[0] <= norms[1] * (1 + 1e-12)).all()
+    assert (norms[0] < 0.99 * norms[1]).any()
 
 
 def lipschitz(n, seed=0):
@@ -92,8 +97,9 @@ def lipschitz(n, seed=0):
     G = 1, B = 0.
     """
     steps = normal(40, n - 1, seed=seed).sign()
-    walk = torch.cat([torch.zeros(40, 1, dtype=torch.float64), steps.cumsum(1)], 1)
-    return walk - walk[:, n // 2 : n // 2 + 1]
+    walk = torch.cat([torch.zeros(40, 1).double(), steps.cumsum(1)], 1)
+    middle = n // 2
+    return walk - walk[:, middle : middle + 1]
 
 
 @pytest.mark.parametrize("n", [1, 2, 6, 7, 8, 33])
@@ -101,7 +107,8 @@ def test_lipschitz_tree_is_exact_and_within_its_bound(n):
     monotone = workloads.absolute_difference(n).dense()
     for W in (monotone, monotone - n / 4, lipschitz(n)) if n > 1 else (monotone + 1,):
         value, _ = exact_and_above(lipschitz_tree(W), W)
-        B = float(W[:, n // 2].abs().max())
+        centre = W[:, n // 2]
+        B = float(centre.abs().max())
         assert value <= math.sqrt(36 / 11 * (B**2 + 9 / 14 * 4 ** n.bit_length()))
         for p in (2.0, 3.0):
             exact_and_above(lipschitz_tree(W, p, decay=0.7), W, p)
@@ -116,6 +123,7 @@ def test_block_diagonal_matrices_have_the_l_p_norm_of_their_norms(p):
     blocks = [normal(3, 3), normal(2, 4, seed=1)]
     whole = factorize(torch.block_diag(*blocks), p, tol=1e-7).certificate
     norms = torch.stack([factorize(block, p, tol=1e-7).certificate.upper for block in blocks])
+    # the certificates' own gaps
     assert inside(torch.linalg.vector_norm(norms, ord=p), whole, 1e-6)
     # one point of each set is more than one point
     assert not inside(gamma_product_domain(norms, p), whole, 1e-3)
@@ -131,6 +139,7 @@ def test_product_domains_have_the_norm_of_lemma_60(p):
         [factorize(K, p, True, tol=1e-7).certificate.upper for K in (first, second)]
     )
     whole = factorize(pairs, p, True, tol=1e-7).certificate
+    # the certificates' own gaps
     assert inside(gamma_product_domain(norms, p), whole, 1e-6)
     assert not inside(torch.linalg.vector_norm(norms, ord=p), whole, 1e-3)
 
@@ -143,9 +152,8 @@ def test_boxes(p):
     value = gamma_box(low, high, p)
     assert inside(value, factorize(corners, p, True, tol=1e-7).certificate, 1e-7)
     sides = torch.full((3, 4), 2.0, dtype=torch.float64)
-    torch.testing.assert_close(
-        gamma_box(-sides / 2, sides / 2, p), 4 ** (1 / 2 + 1 / p) * torch.ones(3).double()
-    )
+    expected = 4 ** (1 / 2 + 1 / p) * torch.ones(3).double()
+    assert_close(gamma_box(-sides / 2, sides / 2, p), expected)
     assert gamma_box(low, low, p) == 0
 
 
@@ -154,10 +162,14 @@ def test_ellipsoids_between_polygons(p):
     A = normal(2, 2)
     N = 60
     angle = torch.arange(N, dtype=torch.float64) * (2 * math.pi / N)
-    polygon = A @ torch.stack([angle.cos(), angle.sin()]) + normal(2, 1, seed=1)
+    circle = torch.stack([angle.cos(), angle.sin()])
+    polygon = A @ circle + normal(2, 1, seed=1)
     found = factorize(polygon, p, True, tol=1e-6).certificate
     value = gamma_ellipsoid(A, p)
-    assert found.lower <= value * (1 + 1e-9) and value * math.cos(math.pi / N) <= found.upper
+    # the polygon lies inside of the ellipsoid, and is nearly as large
+    assert found.lower <= value * (1 + 1e-9)
+    assert value * math.cos(math.pi / N) <= found.upper
+    # negative control: one per cent less
     assert not found.lower <= 0.99 * value
 
 
@@ -165,7 +177,16 @@ def test_closed_forms_are_batched():
     assert gamma_ellipsoid(normal(2, 5, 3, 4)).shape == (2, 5)
 
 
-@pytest.mark.parametrize(("d", "order"), [(1, 1), (3, 1), (4, 2), (5, 3), (4, 4)])
+@pytest.mark.parametrize(
+    ("d", "order"),
+    [
+        (1, 1),
+        (3, 1),
+        (4, 2),
+        (5, 3),
+        (4, 4),
+    ],
+)
 @pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
 @pytest.mark.parametrize("shift", [False, True])
 def test_guarantee_marginal_factorization_is_the_norm_of_the_dense_matrix(d, order, p, shift):
@@ -187,16 +208,15 @@ def test_its_noise_is_that_of_a_factorization(shift):
     made = MarginalFactorization(5, 2, shift)
     sets = torch.combinations(torch.arange(5), 2)
     count = len(made.subsets(sets)[0])
-    columns = [
-        made.noise(sets, unit, 1.0).flatten() for unit in torch.eye(count, dtype=torch.float64)
-    ]
+    columns = [made.noise(sets, unit, 1.0).flatten() for unit in torch.eye(count).double()]
     L = torch.stack(columns, 1)
     W = workloads.marginal_tables(5, 2).dense()
     W = W - 0.25 if shift else W
     R = torch.linalg.pinv(L) @ W
-    torch.testing.assert_close(L @ R, W)
-    torch.testing.assert_close(R.norm(dim=0), torch.ones(32).double())
-    torch.testing.assert_close(L.square().sum(1), torch.full((40,), made.variance(1.0)).double())
+    assert_close(L @ R, W)
+    assert_close(R.norm(dim=0), torch.ones(32).double())
+    expected = torch.full((40,), made.variance(1.0))
+    assert_close(L.square().sum(1), expected.double())
 
 
 def test_three_way_marginals_of_a_thousand_bits():
@@ -204,20 +224,29 @@ def test_three_way_marginals_of_a_thousand_bits():
     correlations promised.
     """
     made = MarginalFactorization(1000, 3)
-    assert made.cells == 1_329_336_000 and made.certificate().gap <= 1e-11
+    assert made.cells == 1_329_336_000
+    # closed forms: the bounds differ by rounding
+    assert made.certificate().gap <= 1e-11
     # of 40 bits: sets share subsets
-    random = torch.rand(20_000, 40, generator=generator()).argsort(1)[:, :3]
+    keys = torch.rand(20_000, 40, generator=generator())
+    random = keys.argsort(1)[:, :3]
     sets = random.sort(1).values
-    normals = torch.randn(len(made.subsets(sets)[0]), dtype=torch.float64, generator=generator())
+    normals = torch.randn(
+        len(made.subsets(sets)[0]),
+        dtype=torch.float64,
+        generator=generator(),
+    )
     noise = made.noise(sets, normals, 2.0)
     apart = made.noise(
         torch.arange(999).view(333, 3), torch.randn(1 + 333 * 7, generator=generator()), 2.0
     )
     assert noise.shape == (20_000, 8)
-    assert float(apart.square().mean() / made.variance(2.0)) == pytest.approx(1, abs=0.1)
+    ratio = apart.square().mean() / made.variance(2.0)
+    # 333 tables: the variance of the noise to ten per cent
+    assert float(ratio) == pytest.approx(1, abs=0.1)
     same = (sets == sets[0]).all(1)
-    torch.testing.assert_close(noise[same], noise[:1].expand(int(same.sum()), 8))
+    assert_close(noise[same], noise[:1].expand(int(same.sum()), 8))
     # bit 0 alone: tables that share it agree on its count
     total = noise.view(-1, 2, 2, 2).sum((1, 2))
     first = total[sets[:, 0] == sets[0, 0]]
-    torch.testing.assert_close(first, first[:1].expand_as(first))
+    assert_close(first, first[:1].expand_as(first))

@@ -8,12 +8,24 @@ import laws
 import pytest
 import torch
 from laws import normal
+from torch.testing import assert_close
 
 from torchdp import workloads
 from torchdp.factorization import certify, factorize, gamma, signature_form
 
-CASES = [(2.0, False), (2.0, True), (4.0, False), (math.inf, False), (math.inf, True)]
-WEIGHTED = [(2.0, True), (3.0, False), (math.inf, False), (math.inf, True)]
+CASES = [
+    (2.0, False),
+    (2.0, True),
+    (4.0, False),
+    (math.inf, False),
+    (math.inf, True),
+]
+WEIGHTED = [
+    (2.0, True),
+    (3.0, False),
+    (math.inf, False),
+    (math.inf, True),
+]
 
 
 random = partial(laws.normal, name=b"error weights")
@@ -24,38 +36,53 @@ def test_factors_reproduce_w_and_are_balanced(p, shift):
     W = normal(2, 3, 6, 8)
     result = factorize(W, p, shift, tol=1e-4)
     centred = W if result.shift is None else W - result.shift[..., None]
-    torch.testing.assert_close(result.left @ result.right, centred, rtol=0, atol=1e-9)
+    assert_close(result.left @ result.right, centred, rtol=0, atol=1e-9)
     rows = torch.linalg.vector_norm(result.left.norm(dim=-1), ord=p, dim=-1)
     root = result.certificate.upper.sqrt()
-    torch.testing.assert_close(rows, root)
-    torch.testing.assert_close(result.sensitivity, root)
+    assert_close(rows, root)
+    assert_close(result.sensitivity, root)
     assert result.certificate.upper.shape == result.sensitivity.shape == (2, 3)
 
 
 @pytest.mark.parametrize(("p", "shift"), CASES)
 def test_batch_equals_one_by_one(p, shift):
     W = torch.stack([normal(5, 4, seed=s) for s in range(6)]).reshape(2, 3, 5, 4)
-    W[0, 1], W[1, 2] = 0.0, W[1, 2, :, :1] * W[1, 2, :1]  # rank 0 and rank 1 inside the batch
+    # rank 0 and rank 1 inside the batch
+    W[0, 1] = 0.0
+    W[1, 2] = W[1, 2, :, :1] * W[1, 2, :1]
     W[1, 0] *= 1e-200
     W[0, 2] *= 1e150
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
+        # dependent columns need many iterations at this tolerance
         batch = factorize(W, p, shift, tol=1e-8, max_iterations=2000).certificate
         for i in range(2):
             for j in range(3):
                 one = factorize(W[i, j], p, shift, tol=1e-8, max_iterations=2000).certificate
-                torch.testing.assert_close(batch.upper[i, j], one.upper, rtol=2e-8, atol=0)
-                torch.testing.assert_close(batch.lower[i, j], one.lower, rtol=2e-8, atol=0)
+                # both stop within tol of the optimum
+                assert_close(batch.upper[i, j], one.upper, rtol=2e-8, atol=0)
+                assert_close(batch.lower[i, j], one.lower, rtol=2e-8, atol=0)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (7, 1), (100, 3), (3, 100)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 1),
+        (1, 7),
+        (7, 1),
+        (100, 3),
+        (3, 100),
+    ],
+)
 @pytest.mark.parametrize(("p", "shift"), CASES)
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_thin_shapes(shape, p, shift):
     W = normal(*shape)
     result = factorize(W, p, shift)
+    # as by default
     assert result.certificate.gap <= 1e-3
-    assert result.left.shape[0] == shape[0] and result.right.shape[1] == shape[1]
+    assert result.left.shape[0] == shape[0]
+    assert result.right.shape[1] == shape[1]
 
 
 @pytest.mark.parametrize("scale", [1e-310, 1e-200, 1e200, 1e300])
@@ -63,9 +90,8 @@ def test_thin_shapes(shape, p, shift):
 def test_scales(scale):
     W = normal(6, 5)
     certificate = factorize(scale * W).certificate
-    torch.testing.assert_close(
-        certificate.upper / scale, factorize(W).certificate.upper, rtol=1e-9, atol=0
-    )
+    # powers of ten are not exact
+    assert_close(certificate.upper / scale, factorize(W).certificate.upper, rtol=1e-9, atol=0)
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -74,6 +100,7 @@ def test_graded_columns_are_charged_not_forgotten():
     out.
     """
     W = normal(6, 5) * torch.tensor([1, 1e-3, 1e-4, 1e-5, 1e-6], dtype=torch.float64)
+    # reached in spite of what falls below the rank tolerance
     assert factorize(W, tol=1e-5).certificate.gap <= 1e-5
     with warnings.catch_warnings():
         # 1e-9 is out of reach, but nothing is lost by asking
@@ -85,7 +112,8 @@ def test_zero():
     result = factorize(torch.zeros(3, 4))
     certificate = result.certificate
     assert certificate.upper == certificate.lower == certificate.gap == 0
-    assert result.left.shape == (3, 1) and result.right.shape == (1, 4)
+    assert result.left.shape == (3, 1)
+    assert result.right.shape == (1, 4)
 
 
 def test_integers_become_float64():
@@ -98,7 +126,8 @@ def test_leaves_autograd_and_the_global_generator_alone():
     W = normal(4, 5).requires_grad_()
     state = torch.get_rng_state()
     result = factorize(W)
-    assert not result.left.requires_grad and not result.certificate.upper.requires_grad
+    assert not result.left.requires_grad
+    assert not result.certificate.upper.requires_grad
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -108,7 +137,9 @@ def test_guarantee_factorize_reports_an_early_stop_and_is_still_true(n):
     with pytest.warns(RuntimeWarning, match="certified gap") as record:
         certificate = factorize(workloads.prefix(n), max_iterations=1).certificate
     assert record[0].filename == __file__
-    assert certificate.lower <= value <= certificate.upper and certificate.gap > 1e-3
+    assert certificate.lower <= value <= certificate.upper
+    # one iteration is far from enough
+    assert certificate.gap > 1e-3
     symmetric = workloads.absolute_difference(n).dense()
     with pytest.warns(RuntimeWarning, match="certified gap") as record:
         early = signature_form(symmetric, max_iterations=1).certificate
@@ -121,19 +152,25 @@ def test_guarantee_factorize_reports_an_early_stop_and_is_still_true(n):
 def test_factors_are_w_s_and_the_norm_is_the_weighted_one(p, shift):
     W = random(6, 8)
     w = random(6, name=b"w").abs() + 0.1
-    found = factorize(W, p, shift, tol=1e-6, error_weights=w)
+    found = factorize(
+        W,
+        p,
+        shift,
+        tol=1e-6,
+        error_weights=w,
+    )
     product = (
         found.left @ found.right
         if found.shift is None
         else found.left @ found.right + found.shift[:, None]
     )
-    torch.testing.assert_close(product, W, rtol=0, atol=1e-9)
+    assert_close(product, W, rtol=0, atol=1e-9)
     rows = torch.linalg.vector_norm(w * found.left.norm(dim=1), ord=p)
-    torch.testing.assert_close(rows * found.sensitivity, found.certificate.upper)
-    torch.testing.assert_close(rows, found.sensitivity)  # balanced in the weighted norm
-    torch.testing.assert_close(
-        found.certificate.lower, gamma(w[:, None] * W, p, shift), rtol=2e-6, atol=0
-    )
+    assert_close(rows * found.sensitivity, found.certificate.upper)
+    # balanced in the weighted norm
+    assert_close(rows, found.sensitivity)
+    # the weighted norm is that of the weighted matrix
+    assert_close(found.certificate.lower, gamma(w[:, None] * W, p, shift), rtol=2e-6, atol=0)
 
 
 @pytest.mark.parametrize(("p", "shift"), WEIGHTED)
@@ -142,7 +179,12 @@ def test_guarantee_weighted_certificate_is_certify_s(p, shift):
     w = random(6, name=b"w").abs() + 0.1
     found = factorize(W, p, shift, error_weights=w)
     factors = W, found.left, found.right, found.row_weights, found.column_weights
-    again = certify(*factors, p=p, shift=found.shift, error_weights=w)
+    again = certify(
+        *factors,
+        p=p,
+        shift=found.shift,
+        error_weights=w,
+    )
     by_hand = certify(
         w[:, None] * W,
         w[:, None] * found.left,
@@ -152,12 +194,12 @@ def test_guarantee_weighted_certificate_is_certify_s(p, shift):
     )
     for name in ("upper", "lower", "residual"):
         for other in (found.certificate, by_hand):
-            torch.testing.assert_close(
-                getattr(again, name), getattr(other, name), rtol=1e-12, atol=1e-14
-            )
+            # the same numbers in another order
+            assert_close(getattr(again, name), getattr(other, name), rtol=1e-12, atol=1e-14)
     truth = factorize(w[:, None] * W, p, shift, tol=1e-6).certificate
     assert laws.overlap(again, truth)
-    unweighted = certify(*factors, p=p, shift=found.shift)  # negative control: another number
+    # negative control: another number
+    unweighted = certify(*factors, p=p, shift=found.shift)
     assert abs(unweighted.upper / again.upper - 1) > 1e-2
 
 
@@ -168,5 +210,5 @@ def test_kronecker_products_are_factored_whole_and_weighed_by_factors_where_weig
     whole = factorize(W, tol=1e-6, error_weights=torch.kron(a, b))
     factors = tuple(w[:, None] * f for w, f in zip((a, b), W.factors, strict=True))
     parts = factorize(workloads.Workload("weighed", factors), tol=1e-6)
-    torch.testing.assert_close(whole.certificate.upper, parts.certificate.upper, rtol=2e-6, atol=0)
-    torch.testing.assert_close(whole.left @ whole.right, W.dense())
+    assert_close(whole.certificate.upper, parts.certificate.upper, rtol=2e-6, atol=0)
+    assert_close(whole.left @ whole.right, W.dense())

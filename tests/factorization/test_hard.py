@@ -13,6 +13,7 @@ import torch
 from scipy.optimize import linprog
 from scipy.sparse import csr_matrix, diags, hstack, identity, vstack
 from scipy.stats import binom
+from torch.testing import assert_close
 
 from torchdp import workloads
 from torchdp.factorization import (
@@ -34,7 +35,8 @@ from torchdp.queries import ConceptClass, PrivateLearner
 from torchdp.randomizers import PrivUnit
 
 EPSILONS = (0.1, math.log(2), 1.0, 2.0, 5.0)
-COIN = torch.tensor([[1.0, -1.0]])  # one query, the mean of a bit: randomized response is optimal
+# one query, the mean of a bit: randomized response is optimal
+COIN = torch.tensor([[1.0, -1.0]])
 
 
 normal = partial(laws.normal, name=b"hard")
@@ -43,7 +45,7 @@ normal = partial(laws.normal, name=b"hard")
 SMALL = {
     "coin": COIN.double(),
     "prefix": workloads.prefix(6).dense(),
-    "histogram": torch.eye(7, dtype=torch.float64),
+    "histogram": torch.eye(7).double(),
     "ranges": workloads.all_ranges(5).dense(),
     "parities": workloads.parities(3, 2).dense(),
     "normal": normal(5, 8),
@@ -65,7 +67,8 @@ def most_information(instance: HardInstance, epsilon: float) -> float:
     M = instance.directions.numpy()
     subsets = np.array(list(itertools.product((0.0, 1.0), repeat=len(P))))
     A = 1 + (math.exp(epsilon) - 1) * subsets
-    gain = (c * (A @ M.T) ** 2).sum(1) / (A @ P)
+    signal = (A @ M.T) ** 2
+    gain = (c * signal).sum(1) / (A @ P)
     return -linprog(-gain, A_eq=A.T, b_eq=np.ones(len(P)), method="highs").fun
 
 
@@ -73,13 +76,15 @@ def most_information(instance: HardInstance, epsilon: float) -> float:
 def test_guarantee_information_bounds_every_channel(name):
     instance = hard_instance(SMALL[name])
     for epsilon in EPSILONS:
+        # the linear program's tolerance
         assert most_information(instance, epsilon) <= instance.information(epsilon) * (1 + 1e-7)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_guarantee_information_bounds_every_channel_for_any_witness(seed):
     W = normal(4, 7)
-    instance = hard_instance(W, normal(4, 7, name=bytes([seed])) + 0.3 * W)
+    direction = normal(4, 7, name=bytes([seed]))
+    instance = hard_instance(W, direction + 0.3 * W)
     for epsilon in EPSILONS:
         assert most_information(instance, epsilon) <= instance.information(epsilon) * (1 + 1e-7)
 
@@ -90,18 +95,22 @@ def test_information_is_attained():
     """
     for epsilon in EPSILONS:
         coin = hard_instance(COIN)
+        # a closed form
         assert math.isclose(coin.information(epsilon), math.tanh(epsilon / 2) ** 2, rel_tol=1e-9)
+        # attained by randomized response
         assert most_information(coin, epsilon) > 0.9999 * coin.information(epsilon)
     for k in (3, 4, 6):
         epsilon = math.log(k - 1)
         histogram = hard_instance(torch.eye(k))
-        response = (torch.eye(k).double() * (math.exp(epsilon) - 1) + 1) / (
-            math.exp(epsilon) + k - 1
-        )
+        more = math.exp(epsilon) - 1
+        response = (torch.eye(k).double() * more + 1) / (math.exp(epsilon) + k - 1)
         signal = (histogram.directions @ response.T).square() / (response @ histogram.type_weights)
-        attained = float((histogram.query_weights[:, None] * signal).sum())
+        weights = histogram.query_weights[:, None]
+        attained = float((weights * signal).sum())
+        # the histogram's solver stops at 1e-3
         assert math.isclose(attained, histogram.information(epsilon), rel_tol=1e-3)
-        norm = float(factorize(torch.eye(k), shift=True, tol=1e-6).certificate.upper)
+        certificate = factorize(torch.eye(k), shift=True, tol=1e-6).certificate
+        norm = float(certificate.upper)
         sinh = math.sinh(epsilon / 2) ** 2 / norm**2
         assert math.isclose(histogram.information(epsilon), sinh, rel_tol=1e-3)
 
@@ -115,29 +124,37 @@ def test_guarantee_directions_keep_distributions_and_move_the_query_at_rate_1(na
     used = instance.query_weights > 0
     ends = [laws + sign * half[:, None] * instance.directions for sign in (-1, 1)]
     for law in (laws, *ends):
+        # distributions, up to rounding
         assert (law >= -1e-12).all()
-        torch.testing.assert_close(law.sum(-1), torch.ones_like(half))
+        assert_close(law.sum(-1), torch.ones_like(half))
     moved = ((ends[1] - ends[0]) * W).sum(-1)
-    torch.testing.assert_close(moved[used], 2 * half[used], rtol=1e-9, atol=0)
-    assert used.any() and ((ends[1] - ends[0])[~used] == 0).all()
+    assert_close(moved[used], 2 * half[used], rtol=1e-9, atol=0)
+    assert used.any()
+    assert ((ends[1] - ends[0])[~used] == 0).all()
     assert abs(float(instance.query_weights.sum()) - 1) < 1e-14
-    assert float(instance.directions.sum(-1).abs().max()) < 1e-12
-    torch.testing.assert_close((W * instance.directions).sum(-1), used.double())
+    assert instance.directions.sum(-1).abs().max() < 1e-12
+    assert_close((W * instance.directions).sum(-1), used.double())
 
 
 def bayes_risk(n: int, epsilon: float, half: float) -> tuple[float, float]:
     """Least mean squared and mean absolute error of the coin's mean from n randomized responses,
     under the prior.
     """
-    t = (np.arange(1000) + 0.5) / 1000 * 2 - 1
+    cells = (np.arange(1000) + 0.5) / 1000
+    t = cells * 2 - 1
     prior = np.cos(math.pi * t / 2) ** 2
     t = half * t
     prior = prior / prior.sum()
-    joint = prior * binom.pmf(np.arange(n + 1)[:, None], n, (1 + math.tanh(epsilon / 2) * t) / 2)
+    ones = np.arange(n + 1)[:, None]
+    chance = (1 + math.tanh(epsilon / 2) * t) / 2
+    joint = prior * binom.pmf(ones, n, chance)
     posterior = joint / joint.sum(1, keepdims=True)
     mean = posterior @ t
-    median = t[(posterior.cumsum(1) >= 0.5).argmax(1)]
-    return (joint * (t - mean[:, None]) ** 2).sum(), (joint * abs(t - median[:, None])).sum()
+    above = posterior.cumsum(1) >= 0.5
+    median = t[above.argmax(1)]
+    squares = (t - mean[:, None]) ** 2
+    distances = abs(t - median[:, None])
+    return (joint * squares).sum(), (joint * distances).sum()
 
 
 @pytest.mark.parametrize("n", [1, 5, 40])
@@ -154,6 +171,7 @@ def test_guarantee_samples_hold_for_the_best_estimate_of_randomized_response(n, 
         mean_inverse = float(_mean_inverse(torch.tensor(slope * half, dtype=torch.float64)))
         allowed = n * slope**2 * mean_inverse
         prior = (math.pi / half) ** 2
+        # the prior is cut into a thousand cells
         assert 1 / square <= (allowed + prior) * (1 + 1e-6)
         assert math.pi / (2 * math.e) / absolute**2 <= (allowed + prior) * (1 + 1e-6)
         # negative control: wrong without the prior's share
@@ -188,8 +206,10 @@ def test_guarantee_samples_absolute_are_below_randomized_response(epsilon):
         (binom.pmf(ones, n, (1 + slope * mean) / 2) * abs((2 * ones / n - 1) / slope - mean)).sum()
         for mean in np.linspace(0, 1, 21)
     )
+    # within a fifth of the truth, so that the constant is right
     assert 0.8 * n < coin.samples_absolute(worst, epsilon) <= n
-    assert coin.samples(worst, epsilon) > 1.3 * n  # negative control
+    # negative control
+    assert coin.samples(worst, epsilon) > 1.3 * n
 
 
 @cache
@@ -197,7 +217,8 @@ def solved(name):
     """W, its factorization, and instances: the best, of a bad witness, of a part of the queries."""
     W = workloads.prefix(24).dense() if name == "larger prefix" else SMALL[name]
     found = factorize(W, shift=True, tol=1e-4)
-    return W, found, hard_instance(W), hard_instance(W, normal(*W.shape) + W), hard_instance(W[:2])
+    other = hard_instance(W, normal(*W.shape) + W)
+    return W, found, hard_instance(W), other, hard_instance(W[:2])
 
 
 @pytest.mark.parametrize(
@@ -212,12 +233,15 @@ def solved(name):
 )
 def test_guarantee_samples_are_below_the_local_factorization_mechanism(name, epsilon):
     W, found, instance, *others = solved(name)
-    variance = PrivUnit(found.right.shape[0], epsilon).moments.variance
-    spread = float((W.amax(1) - W.amin(1)).max())
+    channel = PrivUnit(found.right.shape[0], epsilon)
+    variance = channel.moments.variance
+    spans = W.amax(1) - W.amin(1)
+    spread = float(spans.max())
     for alpha in (spread, 0.02, 0.001):
         enough = sample_upper_bound(float(found.certificate.upper), variance, alpha, spread=spread)
         assert all(each.samples(alpha, epsilon) <= enough for each in (instance, *others))
     if epsilon <= 1 and name != "with a zero row":
+        # within a factor of 2.6 of a mechanism that exists
         assert enough < 2.6 * instance.samples(0.001, epsilon)
 
 
@@ -225,10 +249,15 @@ def test_the_bound_tends_to_the_norm():
     """samples alpha^2 -> gamma_2^2 / sinh^2(epsilon/2), gamma_2 with the free shift, as
     alpha -> 0.
     """
-    for W in (workloads.prefix(32).dense(), workloads.parities(6, 2).dense(), normal(20, 30)):
+    for W in (
+        workloads.prefix(32).dense(),
+        workloads.parities(6, 2).dense(),
+        normal(20, 30),
+    ):
         norm = float(factorize(W, shift=True, tol=1e-5).certificate.lower)
         for epsilon in (0.2, 1.0):
             limit = hard_instance(W).samples(1e-5, epsilon) * 1e-10
+            # the limit is approached from below
             assert 0.98 < limit * (math.sinh(epsilon / 2) / norm) ** 2 <= 1 + 1e-6
 
 
@@ -239,11 +268,12 @@ def test_a_workload_with_its_negative_has_the_norm_without_shift():
     U = witness(W, unshifted.row_weights, unshifted.column_weights)
     symmetric = hard_instance(both, torch.cat([U, -U], 1) / 2)
     expected = float(unshifted.certificate.lower)
+    # a closed form, up to the solver's tolerance
     assert math.isclose(symmetric.information(1.0), math.sinh(0.5) ** 2 / expected**2, rel_tol=1e-3)
     assert math.isclose(
         symmetric.information(1.0), hard_instance(both).information(1.0), rel_tol=1e-2
     )
-    torch.testing.assert_close(symmetric.directions[:, :16], -symmetric.directions[:, 16:])
+    assert_close(symmetric.directions[:, :16], -symmetric.directions[:, 16:])
     assert symmetric.samples(0.01, 1.0) > hard_instance(W).samples(0.01, 1.0)
     # a witness of gamma_2(W; 0.1) proves less for small errors
     coarse = approximate(W, 0.1).witness
@@ -265,22 +295,26 @@ def test_guarantee_samples_to_test_bound_every_pair_of_messages(name, epsilon):
     no fewer users.
     """
     D = SIGNS[name]
-    instance, types, tight = hard_instance(torch.cat([D, -D], 1)), 2 * D.shape[1], []
+    instance = hard_instance(torch.cat([D, -D], 1))
+    types = 2 * D.shape[1]
+    tight = []
     for shift, n in itertools.product((0.1, 0.4), (1, 12)):
         laws, half = instance.distributions(1.2 * shift)
         moved = laws + shift * instance.directions
-        assert (half > shift).all() and (moved >= 0).all()
+        assert (half > shift).all()
+        assert (moved >= 0).all()
         for ones in itertools.product((0.0, 1.0), repeat=types):
-            A = (1 + math.expm1(epsilon) * torch.tensor(ones, dtype=torch.float64)) / (
-                1 + math.exp(epsilon)
-            )
+            answers = torch.tensor(ones, dtype=torch.float64)
+            A = (1 + math.expm1(epsilon) * answers) / (1 + math.exp(epsilon))
             counts = [
                 binom.pmf(np.arange(n + 1), n, (each @ A).numpy()[:, None])
                 for each in (laws, moved)
             ]
-            failure = np.minimum(*counts).sum(1).max() / 2
+            overlap = np.minimum(*counts).sum(1)
+            failure = overlap.max() / 2
             tight.append(instance.samples_to_test(shift, epsilon, failure) / n)
-    assert (0.4 if name == "coin" else 0.1) < max(tight) <= 1  # a bound ten times as large is wrong
+    # a bound ten times as large is wrong
+    assert (0.4 if name == "coin" else 0.1) < max(tight) <= 1
 
 
 def test_guarantee_learner_samples_are_below_a_learners():
@@ -291,14 +325,19 @@ def test_guarantee_learner_samples_are_below_a_learners():
             needed = learner_samples(D, alpha, epsilon, 0.1)
             learner = PrivateLearner.calibrated(concepts, epsilon=epsilon)
             assert 0 < needed <= learner.samples(alpha, 0.1)
-            limit = 0.8 * math.log(9) * (norm / (4 * alpha * math.sinh(epsilon / 2))) ** 2
+            sinh = math.sinh(epsilon / 2)
+            limit = 0.8 * math.log(9) * (norm / (4 * alpha * sinh)) ** 2
             assert name != "steps" or alpha > 0.1 or math.isclose(needed, limit, rel_tol=1e-2)
     # t > 1; a coin will do
     assert learner_samples(COIN, 0.3, 1.0) == learner_samples(COIN, 0.1, 1.0, 0.5) == 0
 
 
 def test_nothing_to_learn_needs_no_users():
-    for W in (torch.zeros(3, 4), torch.ones(1, 1), torch.arange(3.0)[:, None].expand(3, 5)):
+    for W in (
+        torch.zeros(3, 4),
+        torch.ones(1, 1),
+        torch.arange(3.0)[:, None].expand(3, 5),
+    ):
         assert hard_instance(W).samples(0.01, 1.0) == 0
     instance = hard_instance(SMALL["prefix"])
     # beyond 1/(2 pi) this bound is silent
@@ -317,9 +356,14 @@ def test_guarantee_that_many_users_are_enough():
     found = factorize(W, shift=True, tol=1e-6)
     variance = PrivUnit(8, epsilon).moments.variance
     n = sample_upper_bound(float(found.certificate.upper), variance, alpha, spread=1.0)
-    noise = found.left.square().sum(-1) * variance * found.sensitivity**2
-    sampling = (W.amax(1) - W.amin(1)).square() / 4  # two types, half of the users each
-    worst = float(((noise + sampling).amax() / n).sqrt())
+    rows = found.left.square().sum(-1)
+    noise = rows * variance * found.sensitivity**2
+    # two types, half of the users each
+    spans = W.amax(1) - W.amin(1)
+    sampling = spans.square() / 4
+    squares = (noise + sampling).amax() / n
+    worst = float(squares.sqrt())
+    # the number of users is not too large either
     assert 0.99 * alpha < worst <= alpha
 
 
@@ -343,7 +387,11 @@ def best_lattice_noise(epsilon: float, delta: float, cells: int) -> float:
     ones = csr_matrix(np.ones((1, len(z))))
     none = csr_matrix((k, k))
     zero = csr_matrix((1, k))
-    shift = diags([math.exp(epsilon)], [-cells], shape=(k, k))
+    shift = diags(
+        [math.exp(epsilon)],
+        [-cells],
+        shape=(k, k),
+    )
     # p(z) - e^epsilon p(z -+ 1) <= excess(z), and each excess adds up to at most delta
     rows = [[identity(k) - shift, -identity(k), none], [identity(k) - shift.T, none, -identity(k)]]
     rows += [[zero, ones, zero], [zero, zero, ones]]
@@ -364,19 +412,24 @@ def test_guarantee_no_lattice_noise_has_a_smaller_variance(epsilon, delta):
     bound = least_noise_variance(epsilon, delta)
     for cells in (1, 2):
         least = best_lattice_noise(epsilon, delta, cells)
+        # the linear program's tolerance
         assert bound <= least * (1 + 1e-6)
-        assert delta > 1e-3 or 1.01 * bound > least  # within 1 % of the truth where delta is small
+        # within 1 % of the truth where delta is small
+        assert delta > 1e-3 or 1.01 * bound > least
 
 
 @pytest.mark.parametrize("epsilon", [1e-3, 0.1, 1.0, 3.0])
 def test_guarantee_discrete_laplace_noise_attains_the_bound(epsilon):
     q = math.exp(-epsilon)
     j = np.arange(1, math.ceil(60 / epsilon) + 60)
-    variance = 2 * float((j**2.0 * q**j).sum()) * (1 - q) / (1 + q)
+    second = float((j**2.0 * q**j).sum())
+    variance = 2 * second * (1 - q) / (1 + q)
     bound = least_noise_variance(epsilon)
+    # a closed form, and attained
     assert math.isclose(bound, variance, rel_tol=1e-9)
     assert math.isclose(bound, 1 / (2 * math.sinh(epsilon / 2) ** 2), rel_tol=1e-9)
-    assert 0.9 * 2 / epsilon**2 < bound <= 2 / epsilon**2 or epsilon > 1  # the Laplace mechanism's
+    # the Laplace mechanism's
+    assert 0.9 * 2 / epsilon**2 < bound <= 2 / epsilon**2 or epsilon > 1
 
 
 def test_delta_lowers_the_bound_and_vanishes_continuously():
@@ -384,7 +437,9 @@ def test_delta_lowers_the_bound_and_vanishes_continuously():
         values = [
             least_noise_variance(epsilon, d) for d in (0, 1e-14, 1e-9, 1e-6, 1e-3, 0.1, 0.5, 0.999)
         ]
-        assert values == sorted(values, reverse=True) and values[-1] > 0
+        assert values == sorted(values, reverse=True)
+        assert values[-1] > 0
+        # continuous at delta = 0
         assert math.isclose(values[0], values[1], rel_tol=1e-9)
     assert least_noise_variance(50.0, 1e-6) < 1e-20
 
@@ -411,7 +466,8 @@ def test_guarantee_no_additive_mechanism_beats_the_bound(epsilon, delta):
             if delta:
                 right = found.right.double()
                 left = found.left.double()
-                sigma = gaussian_sigma(epsilon, delta, float(torch.cdist(right.mT, right.mT).max()))
+                distance = float(torch.cdist(right.mT, right.mT).max())
+                sigma = gaussian_sigma(epsilon, delta, distance)
                 error = sigma * float(torch.linalg.vector_norm(left.norm(dim=1), ord=p))
                 assert bound <= error < 12 * bound
     # negative control: for one bit the bound is sqrt(2) below the best noise, and a factor of 1.5

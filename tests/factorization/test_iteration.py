@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 from laws import normal, overlap
+from torch.testing import assert_close
 
 from torchdp import workloads
 from torchdp.factorization import (
@@ -27,7 +28,14 @@ from torchdp.randomness import keyed_generator
 def certified(W, *, p=math.inf, shift=False, **settings):
     found = solve(W, p=p, shift=shift, **settings)
     weights = found.row_weights, found.column_weights
-    certificate = certify(W, found.left, found.right, *weights, p=p, shift=found.shift)
+    certificate = certify(
+        W,
+        found.left,
+        found.right,
+        *weights,
+        p=p,
+        shift=found.shift,
+    )
     return certificate, found.iterations
 
 
@@ -35,9 +43,11 @@ def test_prefix_256_in_half_the_iterations():
     W = workloads.prefix(256).dense()
     fast, iterations = certified(W, tol=1e-4)
     plain, plain_iterations = certified(W, tol=1e-4, memory=0)
+    # tol, and what rounding adds
     assert fast.gap <= 1.01e-4
     assert plain.gap <= 1.01e-4
     assert 2 * iterations <= plain_iterations
+    # the value as certified elsewhere
     assert max(fast.lower, plain.lower) <= 2.5327186
     assert min(fast.upper, plain.upper) >= 2.5327161
 
@@ -47,8 +57,11 @@ def test_all_ranges_64_in_400_iterations():
     steps.
     """
     certificate, iterations = certified(workloads.all_ranges(64).dense(), tol=1e-6)
-    assert iterations <= 400 and certificate.gap <= 1.01e-6
-    assert certificate.lower <= 2.4886332 and certificate.upper >= 2.4886307
+    assert iterations <= 400
+    assert certificate.gap <= 1.01e-6
+    # the value as certified elsewhere
+    assert certificate.lower <= 2.4886332
+    assert certificate.upper >= 2.4886307
 
 
 @pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
@@ -60,21 +73,34 @@ def test_points_in_the_plane(p, shift):
     W = torch.tensor(
         [[-0.6069, -1.9858, -1.0025, 0.8439], [-0.4679, 0.1730, -1.6784, -0.6285]]
     ).double()
-    fast, iterations = certified(W, p=p, shift=shift, tol=1e-6)
-    plain, _ = certified(W, p=p, shift=shift, tol=1e-6, memory=0)
+    fast, iterations = certified(
+        W,
+        p=p,
+        shift=shift,
+        tol=1e-6,
+    )
+    plain, _ = certified(
+        W,
+        p=p,
+        shift=shift,
+        tol=1e-6,
+        memory=0,
+    )
     assert iterations <= 60
+    # tol, and what rounding adds
     assert fast.gap <= 1.01e-6
     assert overlap(fast, plain)
 
 
 def test_a_norm_of_zero_is_reached_without_a_warning():
-    point = torch.randn(5, 1, dtype=torch.float64, generator=keyed_generator(b"one point"))
+    point = normal(5, 1, name=b"one point")
     W = point.expand(5, 4).clone()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = factorize(W, shift=True)
+    # zero, up to rounding
     assert found.certificate.upper <= 1e-14
-    torch.testing.assert_close(found.shift, W[:, 0])
+    assert_close(found.shift, W[:, 0])
 
 
 @pytest.mark.parametrize("shift", [False, True])
@@ -86,27 +112,50 @@ def test_a_tall_matrix_at_p_2_is_solved_through_its_gram_matrix(kind, shift):
     triangle of W = Q T.
     """
     generator = keyed_generator(kind.encode())
-    W = torch.randn(40, 6, dtype=torch.float64, generator=generator)
+    W = torch.randn(
+        40,
+        6,
+        dtype=torch.float64,
+        generator=generator,
+    )
     if kind == "dependent columns":
         W[:, 5] = W[:, 0] - 2 * W[:, 1]
     elif kind == "zero column":
         W[:, 2] = 0
     elif kind == "ill-conditioned":
-        W = W @ torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64, generator=generator)).Q
-        W = W * 10 ** -torch.linspace(0, 9, 6, dtype=torch.float64) @ torch.linalg.qr(W[:6]).Q
+        drawn = torch.randn(
+            6,
+            6,
+            dtype=torch.float64,
+            generator=generator,
+        )
+        # nine decades between the first and the last singular value
+        scales = 10 ** -torch.linspace(0, 9, 6, dtype=torch.float64)
+        W = W @ torch.linalg.qr(drawn).Q
+        W = W * scales @ torch.linalg.qr(W[:6]).Q
     elif kind == "zero":
         W = torch.zeros_like(W)
     elif kind == "batch":
-        W = torch.stack([W, 0 * W, 1e100 * W.square(), W[:, :1] * torch.ones(6)])
+        W = torch.stack(
+            [
+                W,
+                0 * W,
+                1e100 * W.square(),
+                W[:, :1] * torch.ones(6),
+            ]
+        )
     found = factorize(W, 2, shift, tol=1e-6)
     certificate = found.certificate
+    # nothing below this is seen in float64
     rounding = 1e-13 * W.abs().amax((-2, -1))
     assert (certificate.upper <= certificate.lower * (1 + 1e-6) + rounding).all()
     assert (certificate.residual <= rounding).all()
-    square = factorize(torch.linalg.qr(W, mode="r").R, 2, shift, tol=1e-6).certificate
+    triangle = torch.linalg.qr(W, mode="r").R
+    square = factorize(triangle, 2, shift, tol=1e-6).certificate
     assert (certificate.lower <= square.upper + rounding).all()
     assert (square.lower <= certificate.upper + rounding).all()
-    assert found.row_weights.shape == W.shape[:-1] and found.left.shape[-2] == 40
+    assert found.row_weights.shape == W.shape[:-1]
+    assert found.left.shape[-2] == 40
 
 
 def one_large_row():
@@ -120,7 +169,8 @@ def test_a_solution_that_is_certified_is_not_improved():
     """Completing the factors closes a gap that the iteration itself never sees closed."""
     found = factorize(one_large_row(), shift=True, tol=1e-6)
     assert found.certificate.gap <= 1e-6
-    assert found.iterations <= 100  # 10,000 by the iteration's own bounds
+    # 10,000 by the iteration's own bounds
+    assert found.iterations <= 100
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -130,7 +180,9 @@ def test_a_gap_that_only_the_iteration_believes_in_is_closed_in_fact(seed):
     asked for more.
     """
     found = factorize(normal(6, 6, seed=seed), tol=1e-10)
-    assert found.certificate.gap <= 1e-10 and found.iterations <= 100
+    # closed in fact
+    assert found.certificate.gap <= 1e-10
+    assert found.iterations <= 100
 
 
 def test_a_solver_that_believes_too_much_is_not_believed(monkeypatch):
@@ -146,7 +198,9 @@ def test_a_solver_that_believes_too_much_is_not_believed(monkeypatch):
     monkeypatch.setattr(spectrum.Mirrored, "step", wrong)
     with pytest.warns(RuntimeWarning, match="certified gap of .*: raise tol") as record:
         found = factorize(W, tol=1e-5)
-    assert found.iterations < 100 and found.certificate.gap > 1e-5
+    assert found.iterations < 100
+    # what the true certificate says of weights that were believed
+    assert found.certificate.gap > 1e-5
     assert "max_iterations" not in str(record[0].message)
     assert found.certificate.lower <= honest.certificate.upper * (1 + 1e-12)
 
@@ -163,11 +217,13 @@ def test_the_warning_says_what_would_help():
         factorize(W.float(), tol=1e-5)
 
 
+def first_factor(W):
+    return factorize_product(workloads.Workload("product", (W, W)), tol=1e-5).factors[0]
+
+
 HALVES = {
     "factorize": lambda W: factorize(W, shift=True, tol=1e-5),
-    "product": lambda W: factorize_product(workloads.Workload("product", (W, W)), tol=1e-5).factors[
-        0
-    ],
+    "product": first_factor,
     "signature": lambda W: signature_form(W + W.T, tol=1e-5),
     "epochs": lambda W: factorize_epochs(W, 2, tol=1e-5),
     "approximate": lambda W: approximate(W, 0.2, tol=1e-5),
@@ -190,4 +246,5 @@ HALVES = {
 def test_half_precision_is_worked_in_float32(solver, dtype):
     found = HALVES[solver](normal(4, 4, seed=1).to(dtype))
     assert found.left.dtype == found.right.dtype == torch.float32
+    # what float32 can tell
     assert found.certificate.gap <= 2e-5

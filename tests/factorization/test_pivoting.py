@@ -2,15 +2,16 @@
 
 import itertools
 
+import laws
 import pytest
 import torch
+from torch.testing import assert_close
 
 from torchdp.factorization.solvers.pivoting import nearest_histogram
-from torchdp.randomness import keyed_generator
 
 
 def drawn(key, *shape):
-    return torch.randn(*shape, dtype=torch.float64, generator=keyed_generator(key.encode()))
+    return laws.normal(*shape, name=key.encode())
 
 
 def by_all_supports(points, z):
@@ -19,14 +20,15 @@ def by_all_supports(points, z):
     for size in range(1, len(points) + 1):
         for support in itertools.combinations(range(len(points)), size):
             P = points[list(support)] - z
-            ones = torch.ones(size, 1, dtype=torch.float64)
-            system = torch.cat(
-                [torch.cat([P @ P.T, ones], 1), torch.cat([ones.T, 0 * ones[:1]], 1)]
-            )
-            right = torch.eye(size + 1, dtype=torch.float64)[-1]
+            ones = torch.ones(size, 1).double()
+            upper = torch.cat([P @ P.T, ones], 1)
+            lower = torch.cat([ones.T, 0 * ones[:1]], 1)
+            system = torch.cat([upper, lower])
+            right = torch.eye(size + 1).double()[-1]
             h = (torch.linalg.pinv(system, rtol=1e-12) @ right)[:size]
             if bool((h >= -1e-10).all()) and abs(float(h.sum()) - 1) < 1e-8:
-                best = min(best, float((h.clamp_min(0) / h.clamp_min(0).sum() @ P).square().sum()))
+                weights = h.clamp_min(0) / h.clamp_min(0).sum()
+                best = min(best, float((weights @ P).square().sum()))
     return best
 
 
@@ -39,7 +41,8 @@ def test_it_is_the_best_of_all_supports(kind):
         r = 1 + trial % 4
         points = drawn(f"{kind} {trial}", k, k if kind == "general" else r)
         if kind == "twins":
-            points[k // 2 :] = points[: k - k // 2].clone()
+            twins = k - k // 2
+            points[k // 2 :] = points[:twins].clone()
         if kind == "collinear":
             points = torch.arange(k)[:, None] * points[:1] + points[1:2]
         if kind == "integers":
@@ -53,10 +56,13 @@ def test_it_is_the_best_of_all_supports(kind):
         )
         centred = points - points.mean(0)
         far = z - points.mean(0)
-        size = float(centred.square().sum(1).max()) + float(far.square().sum())
+        spread = centred.square().sum(1).max()
+        size = float(spread) + float(far.square().sum())
         h, _ = nearest_histogram(centred @ centred.T, far @ centred.T, 1e-13 * size)
-        assert bool((h >= 0).all()) and float(h.sum()) == pytest.approx(1, abs=1e-12)
-        assert float((h @ points - z).square().sum()) - by_all_supports(points, z) <= 1e-12 * size
+        assert (h >= 0).all()
+        assert float(h.sum()) == pytest.approx(1, abs=1e-12)
+        distance = float((h @ points - z).square().sum())
+        assert distance - by_all_supports(points, z) <= 1e-12 * size
 
 
 @pytest.mark.parametrize("kind", ["few dimensions", "smooth"])
@@ -65,12 +71,12 @@ def test_more_types_than_dimensions_and_smooth_kernels_end_near_the_hull(kind):
     points = drawn(kind, 128, 20)
     if kind == "smooth":
         x = torch.linspace(0, 1, 128, dtype=torch.float64)
-        points = torch.linalg.cholesky(
-            torch.exp(-50 * (x[:, None] - x).square()) + 1e-9 * torch.eye(128, dtype=torch.float64)
-        )
+        kernel = torch.exp(-50 * (x[:, None] - x).square())
+        points = torch.linalg.cholesky(kernel + 1e-9 * torch.eye(128).double())
     z = points.mean(0) + 0.5 * drawn("z", 2, points.shape[1])
-    limit = 1e-9 * float(points.square().sum(1).max())
+    longest = points.square().sum(1).max()
+    limit = 1e-9 * float(longest)
     h, gap = nearest_histogram(points @ points.T, z @ points.T, limit)
     slope = (h @ points - z) @ points.T
-    torch.testing.assert_close((slope * h).sum(-1) - slope.amin(-1), gap, rtol=1e-3, atol=limit)
-    assert float(gap.max()) <= (1e-5 if kind == "smooth" else limit)
+    assert_close((slope * h).sum(-1) - slope.amin(-1), gap, rtol=1e-3, atol=limit)
+    assert gap.max() <= (1e-5 if kind == "smooth" else limit)

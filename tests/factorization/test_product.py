@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from laws import normal, overlap
+from torch.testing import assert_close
 
 from torchdp import workloads
 from torchdp.factorization import certify, factorize, factorize_product, signature_form
@@ -19,7 +20,8 @@ pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 def three(p=math.inf, tol=1e-5):
     """A product whose factors differ in everything: sizes, rank, shape."""
     low_rank = normal(3, 1, seed=1) @ normal(1, 4, seed=2)
-    W = Workload("three", (normal(4, 3), low_rank, workloads.prefix(3).dense()))
+    prefix = workloads.prefix(3).dense()
+    W = Workload("three", (normal(4, 3), low_rank, prefix))
     return W, factorize_product(W, p, tol)
 
 
@@ -31,11 +33,17 @@ def test_guarantee_factorize_product_brackets_the_norm_of_the_dense_product(p):
     assert certificate.gap <= 1e-5
     assert overlap(certificate, whole)
     dense = product.dense()
-    torch.testing.assert_close(dense.left @ dense.right, W.dense(), rtol=0, atol=1e-12)
+    assert_close(dense.left @ dense.right, W.dense(), rtol=0, atol=1e-12)
     weights = dense.row_weights, dense.column_weights
-    again = certify(W.dense(), dense.left, dense.right, *weights, p=p)
-    torch.testing.assert_close(again.upper, dense.certificate.upper, rtol=1e-11, atol=0)
-    torch.testing.assert_close(again.lower, dense.certificate.lower, rtol=1e-11, atol=0)
+    again = certify(
+        W.dense(),
+        dense.left,
+        dense.right,
+        *weights,
+        p=p,
+    )
+    assert_close(again.upper, dense.certificate.upper, rtol=1e-11, atol=0)
+    assert_close(again.lower, dense.certificate.lower, rtol=1e-11, atol=0)
     assert again.residual <= dense.certificate.residual
 
 
@@ -43,32 +51,38 @@ def test_columns_encode_and_decode_are_the_dense_products():
     W, product = three()
     dense = product.dense()
     m, r, n = product.shape
-    assert (m, r) == tuple(dense.left.shape) and n == dense.right.shape[1] == W.shape[1]
+    assert (m, r) == tuple(dense.left.shape)
+    assert n == dense.right.shape[1] == W.shape[1]
     h = normal(2, 5, n, seed=3)
     y = normal(2, 5, r, seed=4)
-    torch.testing.assert_close(product.encode(h), h @ dense.right.mT)
-    torch.testing.assert_close(product.decode(y), y @ dense.left.mT)
-    torch.testing.assert_close(product.decode(product.encode(h)), h @ W.dense().mT)
+    assert_close(product.encode(h), h @ dense.right.mT)
+    assert_close(product.decode(y), y @ dense.left.mT)
+    assert_close(product.decode(product.encode(h)), h @ W.dense().mT)
     types = torch.tensor([0, n - 1, 5, 5, 17])
-    torch.testing.assert_close(product.columns(types), dense.right[:, types].mT)
+    assert_close(product.columns(types), dense.right[:, types].mT)
     assert product.columns(types[:0]).shape == (0, r)
-    torch.testing.assert_close(product.sensitivity, dense.sensitivity)
-    swapped = ProductFactorization(product.factors[::-1])  # the order of the factors matters
+    assert_close(product.sensitivity, dense.sensitivity)
+    # the order of the factors matters
+    swapped = ProductFactorization(product.factors[::-1])
     assert not torch.allclose(swapped.encode(h), product.encode(h))
 
 
 def test_quarter_of_a_million_types_without_their_matrix():
     product = factorize_product(workloads.kendall(512, 512))
-    cotangents = sum(abs(1 / math.tan((2 * j - 1) * math.pi / 1024)) for j in range(1, 513))
+    # the spectrum of the sign matrix in closed form
+    angles = [(2 * j - 1) * math.pi / 1024 for j in range(1, 513)]
+    cotangents = sum(abs(1 / math.tan(angle)) for angle in angles)
     assert float(product.certificate.upper) == pytest.approx((cotangents / 512) ** 2, rel=1e-9)
-    assert product.certificate.gap <= 1e-9 and product.shape == (2**18, 2**18, 2**18)
+    assert product.certificate.gap <= 1e-9
+    assert product.shape == (2**18, 2**18, 2**18)
     # sgn(5 - 300) sgn(400 - 3) = -1
     x = 5 * 512 + 400
     y = 300 * 512 + 3
     held = product.columns(torch.tensor([x, y]))
     assert held.norm(dim=1).max() <= product.sensitivity * (1 + 1e-12)
     answers = product.decode(held[1])
-    assert abs(answers[x] + 1) < 1e-9 and abs(answers[y]) < 1e-9
+    assert abs(answers[x] + 1) < 1e-9
+    assert abs(answers[y]) < 1e-9
 
 
 def test_product_follows_dtype_and_charges_for_it():
@@ -77,8 +91,10 @@ def test_product_follows_dtype_and_charges_for_it():
     product = factorize_product(W, tol=1e-3)
     dense = product.dense()
     assert dense.left.dtype == product.encode(torch.ones(216)).dtype == torch.float32
-    exact = Workload("double", tuple(f.double() for f in factors)).dense()
-    missing = (exact - dense.left.double() @ dense.right.double()).abs().max()
+    doubles = tuple(f.double() for f in factors)
+    exact = Workload("double", doubles).dense()
+    single = dense.left.double() @ dense.right.double()
+    missing = (exact - single).abs().max()
     assert 0 < missing <= dense.certificate.residual <= 1e-2
     assert (
         product.certificate.upper < dense.certificate.upper < product.certificate.upper * (1 + 1e-4)
@@ -87,12 +103,14 @@ def test_product_follows_dtype_and_charges_for_it():
 
 def test_guarantee_kronecker_certificate_charges_factors_that_miss():
     """I (x) I from left = I / 2: the factors' value is 1/4, and what is missing makes up for it."""
-    eye = torch.eye(3, dtype=torch.float64)
-    weights = torch.ones(3, dtype=torch.float64)
+    eye = torch.eye(3).double()
+    weights = torch.ones(3).double()
     half = certify(eye, eye / 2, eye, weights, weights)
     product = certify_kronecker([half, half])
-    value = (eye / 2).norm(dim=1).max() ** 2
-    assert value < 1 <= product.upper  # without the charge it would certify nonsense
+    rows = (eye / 2).norm(dim=1)
+    value = rows.max() ** 2
+    # without the charge it would certify nonsense
+    assert value < 1 <= product.upper
     assert product.lower == pytest.approx(1)
     both = torch.kron(eye, eye)
     ones = torch.ones(9).double()
@@ -114,51 +132,59 @@ def test_guarantee_kronecker_certificate_charges_factors_that_miss():
 def test_signature_of_products_in_any_order(kinds):
     squares = [normal(n, n, seed=n) for n in (3, 2, 4, 2)]
     chosen = zip(squares, kinds, strict=False)
-    W = Workload(kinds, tuple(A - A.mT if kind == "a" else A + A.mT for A, kind in chosen))
+    factors = tuple(A - A.mT if kind == "a" else A + A.mT for A, kind in chosen)
+    W = Workload(kinds, factors)
+    dense = W.dense()
     form = signature_form(W, tol=1e-4)
-    torch.testing.assert_close(
-        form.left @ form.right, W.dense(), rtol=0, atol=1e-9 * float(W.dense().abs().max())
+    size = float(dense.abs().max())
+    assert_close(form.left @ form.right, dense, rtol=0, atol=1e-9 * size)
+    assert form.signature.abs().eq(1).all()
+    assert len(form.signature) == torch.linalg.matrix_rank(dense)
+    ones = torch.ones(len(dense)).double()
+    again = certify(
+        dense,
+        form.left,
+        form.right,
+        ones,
+        ones,
     )
-    assert form.signature.abs().eq(1).all() and len(form.signature) == torch.linalg.matrix_rank(
-        W.dense()
-    )
-    dense = certify(W.dense(), form.left, form.right, *[torch.ones(W.shape[0]).double()] * 2)
-    torch.testing.assert_close(dense.upper, form.certificate.upper, rtol=1e-10, atol=0)
-    assert dense.residual <= form.certificate.residual
-    whole = signature_form(W.dense(), tol=1e-4).certificate
+    assert_close(again.upper, form.certificate.upper, rtol=1e-10, atol=0)
+    assert again.residual <= form.certificate.residual
+    whole = signature_form(dense, tol=1e-4).certificate
     assert overlap(form.certificate, whole)
 
 
 def test_signature_of_a_product_with_a_zero_factor_and_in_float32():
-    zero = Workload("zero", (workloads.sign(3).dense(), torch.zeros(2, 2, dtype=torch.float64)))
+    nothing = torch.zeros(2, 2).double()
+    zero = Workload("zero", (workloads.sign(3).dense(), nothing))
     form = signature_form(zero)
-    assert form.right.shape == (1, 6) and form.certificate.upper == form.certificate.gap == 0
-    single = signature_form(
-        Workload("kendall", tuple(f.float() for f in workloads.kendall(5, 4).factors))
-    )
+    assert form.right.shape == (1, 6)
+    assert form.certificate.upper == form.certificate.gap == 0
+    kendall = workloads.kendall(5, 4)
+    factors = tuple(f.float() for f in kendall.factors)
+    single = signature_form(Workload("kendall", factors))
     assert single.right.dtype == torch.float32
-    missing = (
-        (single.left.double() @ single.right.double() - workloads.kendall(5, 4).dense()).abs().max()
-    )
+    product = single.left.double() @ single.right.double()
+    missing = (product - kendall.dense()).abs().max()
     assert 0 < missing <= single.certificate.residual < 1e-4
 
 
 def test_early_stops_are_reported_where_they_are_called():
     with pytest.warns(RuntimeWarning, match="certified gap") as record:
-        factorize_product(Workload("pair", workloads.prefix(16).factors * 2), max_iterations=1)
+        pair = Workload("pair", workloads.prefix(16).factors * 2)
+        factorize_product(pair, max_iterations=1)
     assert record[0].filename == __file__
 
 
 def random_symmetric():
-    W = torch.randn(9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    return workloads.Workload("random", (W + W.T,))
+    W = normal(9, 9)
+    return Workload("random", (W + W.T,))
 
 
 def low_rank():
-    W = torch.randn(9, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    return workloads.Workload(
-        "low rank", (W @ torch.diag(torch.tensor([1.0, -1.0]).double()) @ W.T,)
-    )
+    W = normal(9, 2, seed=1)
+    signs = torch.diag(torch.tensor([1.0, -1.0]).double())
+    return Workload("low rank", (W @ signs @ W.T,))
 
 
 KERNELS = [
@@ -179,11 +205,13 @@ def test_guarantee_signature_form_of_kernels(kernel):
     form = signature_form(kernel, tol=1e-5)
     R = form.right
     J = torch.diag(form.signature)
-    torch.testing.assert_close(R.T @ J @ R, W, rtol=0, atol=1e-9 * float(W.abs().max()))
-    torch.testing.assert_close(form.left @ R, W, rtol=0, atol=1e-9 * float(W.abs().max()))
+    slack = 1e-9 * float(W.abs().max())
+    assert_close(R.T @ J @ R, W, rtol=0, atol=slack)
+    assert_close(form.left @ R, W, rtol=0, atol=slack)
     assert form.signature.abs().eq(1).all()
     assert R.shape[0] == torch.linalg.matrix_rank(W)
-    torch.testing.assert_close(R.square().sum(0).max(), form.certificate.upper, rtol=1e-8, atol=0)
+    columns = R.square().sum(0)
+    assert_close(columns.max(), form.certificate.upper, rtol=1e-8, atol=0)
     general = factorize(kernel, tol=1e-5).certificate
-    torch.testing.assert_close(form.certificate.upper, general.upper, rtol=3e-5, atol=0)
+    assert_close(form.certificate.upper, general.upper, rtol=3e-5, atol=0)
     assert overlap(form.certificate, general)

@@ -12,6 +12,7 @@ import laws
 import pytest
 import torch
 from laws import overlap
+from torch.testing import assert_close
 
 from torchdp import factorization, workloads
 from torchdp.factorization import Relaxation, approximate, factorize, truncate
@@ -42,21 +43,32 @@ def shake(module, size=0.3):
     return module
 
 
-@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5), (1, 1), (2, 3, 7, 4), (3, 4, 7)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (6, 4),
+        (4, 6),
+        (5, 5),
+        (1, 1),
+        (2, 3, 7, 4),
+        (3, 4, 7),
+    ],
+)
 def test_guarantee_relaxation_is_W_at_every_parameter(shape):
     W = normal(*shape)
     left, right = shake(Relaxation(W))()
-    torch.testing.assert_close(left @ right, W, rtol=0, atol=1e-12)
-    assert left.shape == (*shape[:-1], right.shape[-2]) and right.shape[-1] == shape[-1]
+    assert_close(left @ right, W, rtol=0, atol=1e-12)
+    assert left.shape == (*shape[:-1], right.shape[-2])
+    assert right.shape[-1] == shape[-1]
 
 
 def test_relaxation_of_low_rank_and_of_zero():
-    W = torch.stack(
-        [normal(6, 2) @ normal(2, 5), torch.zeros(6, 5).double(), normal(6, 5)[:, :1].expand(6, 5)]
-    )
+    low_rank = normal(6, 2) @ normal(2, 5)
+    of_rank_one = normal(6, 5)[:, :1].expand(6, 5)
+    W = torch.stack([low_rank, torch.zeros(6, 5).double(), of_rank_one])
     left, right = shake(Relaxation(W))()
     assert left.shape == (3, 6, 2)
-    torch.testing.assert_close(left @ right, W, rtol=0, atol=1e-12)
+    assert_close(left @ right, W, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("scale", [1e-100, 1.0, 1e100])
@@ -65,10 +77,8 @@ def test_units_of_W_do_not_change_the_parameters(scale):
         one = make(normal(4, 5))
         other = make(normal(4, 5) * scale)
         for a, b in zip(one.parameters(), other.parameters(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(
-            torch.matmul(*other()) / scale, torch.matmul(*one()), rtol=1e-9, atol=1e-9
-        )
+            assert_close(a, b, rtol=1e-9, atol=1e-9)
+        assert_close(torch.matmul(*other()) / scale, torch.matmul(*one()), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("rank", [1, 3, 5, 50])
@@ -77,9 +87,8 @@ def test_low_rank_modules_start_at_the_truncated_svd(rank):
     U, S, Vh = torch.linalg.svd(W)
     kept = min(rank, 5)
     left, right = LowRankRelaxation(W, rank)()
-    torch.testing.assert_close(
-        left @ right, U[..., :kept] * S[..., None, :kept] @ Vh[..., :kept, :]
-    )
+    scaled = U[..., :kept] * S[..., None, :kept]
+    assert_close(left @ right, scaled @ Vh[..., :kept, :])
     assert right.shape == (2, kept, 5)
     square = symmetric(2, 5, 5)
     values, V = torch.linalg.eigh(square)
@@ -87,9 +96,10 @@ def test_low_rank_modules_start_at_the_truncated_svd(rank):
     V = V.take_along_dim(order[..., None, :], -1)
     module = LowRankRelaxation(square, rank, symmetric=True)
     left, right = module()
-    torch.testing.assert_close(left @ right, V * values.gather(-1, order)[..., None, :] @ V.mT)
-    torch.testing.assert_close(left, right.mT * module.weights[..., None, :])
-    torch.testing.assert_close(module.weights.abs(), torch.ones(2, kept).double())
+    kept_values = values.gather(-1, order)[..., None, :]
+    assert_close(left @ right, V * kept_values @ V.mT)
+    assert_close(left, right.mT * module.weights[..., None, :])
+    assert_close(module.weights.abs(), torch.ones(2, kept).double())
 
 
 def test_directions_that_start_at_zero_can_still_grow():
@@ -97,7 +107,8 @@ def test_directions_that_start_at_zero_can_still_grow():
     W = normal(5, 1) @ normal(1, 4)
     for module in (LowRankRelaxation(W, 2), LowRankRelaxation(W[:4] @ W[:4].T, 2, symmetric=True)):
         left, right = module()
-        missed = (left @ right - torch.eye(left.shape[0], 4)).square().sum()
+        identity = torch.eye(left.shape[0], 4)
+        missed = (left @ right - identity).square().sum()
         gradients = torch.autograd.grad(missed, [*module.parameters()])
         assert all(float(g.abs().max()) > 1e-4 for g in gradients)
         assert any(float(g[..., -1].abs().max()) > 1e-4 for g in gradients)
@@ -108,18 +119,17 @@ def test_state_dict_deepcopy_and_pickle(make):
     module = shake(make())
     fresh = make()
     state = module.state_dict()
-    assert all("." not in name for name in state)  # no wrapper in front of the names
+    # no wrapper in front of the names
+    assert all("." not in name for name in state)
     assert {name for name, _ in module.named_parameters()} <= set(state)
     fresh.load_state_dict(laws.stored(state))
     for other in (fresh, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         for a, b in zip(other(), module(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+            assert_close(a, b, rtol=1e-12, atol=1e-14)
             assert a.requires_grad
     left, right = copy.deepcopy(module).to(torch.float32)()
     assert left.dtype == right.dtype == torch.float32
-    torch.testing.assert_close(
-        (left @ right).double(), torch.matmul(*module()), rtol=1e-4, atol=1e-4
-    )
+    assert_close((left @ right).double(), torch.matmul(*module()), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("make", MODULES)
@@ -144,21 +154,29 @@ def test_guarantee_smooth_log_norm_is_never_below_the_norm(p):
     left = normal(3, 6, 4)
     right = normal(3, 4, 7, name=b"right")
     rows = left.norm(dim=-1)
-    exact = (torch.linalg.vector_norm(rows, ord=p, dim=-1) * right.norm(dim=-2).amax(-1)).log()
+    norms = torch.linalg.vector_norm(rows, ord=p, dim=-1)
+    longest = right.norm(dim=-2).amax(-1)
+    exact = (norms * longest).log()
     values = [smooth_log_norm(left, right, t, p) for t in (1.0, 4.0, 100.0, 1e4)]
     assert all((value >= exact - 1e-12).all() for value in values)
     assert all((a >= b - 1e-12).all() for a, b in itertools.pairwise(values))
-    torch.testing.assert_close(values[-1], exact, rtol=0, atol=1e-3)
+    assert_close(values[-1], exact, rtol=0, atol=1e-3)
     assert smooth_log_norm(torch.zeros(2, 3), torch.zeros(3, 2), 4.0).isfinite()
 
 
 def train(module, loss, steps, learning_rate=0.03):
     """An ordinary loop; ``loss`` gets (left, right) and the sharpness of this step."""
-    optimizer = torch.optim.Adam(module.parameters(), lr=learning_rate, betas=(0.9, 0.99))
+    optimizer = torch.optim.Adam(
+        module.parameters(),
+        lr=learning_rate,
+        betas=(0.9, 0.99),
+    )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for step in range(steps):
         optimizer.zero_grad()
-        loss(*module(), 4 * 1000 ** (step / steps)).sum().backward()
+        # from smooth to sharp, by the same factor at each step
+        sharpness = 4 * 1000 ** (step / steps)
+        loss(*module(), sharpness).sum().backward()
         optimizer.step()
         schedule.step()
     return module
@@ -166,15 +184,17 @@ def train(module, loss, steps, learning_rate=0.03):
 
 def test_an_ordinary_loop_reaches_the_norm():
     """Prefix sums 16: gamma_2 is 1.7045; a batch trains as one by one."""
-    batch = torch.stack([workloads.prefix(16).dense(), -2 * workloads.prefix(16).dense()])
+    prefix = workloads.prefix(16).dense()
+    batch = torch.stack([prefix, -2 * prefix])
 
     def norm(W, steps):
-        left, right = (factor.detach() for factor in train(Relaxation(W), smooth_log_norm, steps)())
-        torch.testing.assert_close(left @ right, W, rtol=0, atol=1e-12)
+        factors = train(Relaxation(W), smooth_log_norm, steps)()
+        left, right = [factor.detach() for factor in factors]
+        assert_close(left @ right, W, rtol=0, atol=1e-12)
         return left.norm(dim=-1).amax(-1) * right.norm(dim=-2).amax(-1)
 
     assert 1.7044 <= norm(batch, 200)[0] <= 1.7045 * 1.005
-    torch.testing.assert_close(norm(batch[:1], 50), norm(batch, 50)[:1], rtol=1e-6, atol=0)
+    assert_close(norm(batch[:1], 50), norm(batch, 50)[:1], rtol=1e-6, atol=0)
 
 
 def test_guarantee_factors_of_a_rank_are_within_alpha_and_beat_truncation():
@@ -186,6 +206,7 @@ def test_guarantee_factors_of_a_rank_are_within_alpha_and_beat_truncation():
         W, structure=partial(LowRankRelaxation, rank=4), alpha=alpha, tol=1e-2
     )
     assert torch.linalg.matrix_rank(found.left @ found.right) == 4
-    assert found.certificate.residual <= alpha and found.norm < 0.54 * cut.norm
-    torch.testing.assert_close(found.norm, found.certificate.upper)
+    assert found.certificate.residual <= alpha
+    assert found.norm < 0.54 * cut.norm
+    assert_close(found.norm, found.certificate.upper)
     assert overlap(found.certificate, approximate(W, alpha, tol=1e-5).certificate)  # of any rank

@@ -5,6 +5,7 @@
 import math
 from dataclasses import replace
 
+import laws
 import mpmath
 import pytest
 import torch
@@ -20,7 +21,8 @@ from torchdp.factorization.certificates.running_certificate import (
 from torchdp.noise import SeededNoise
 from torchdp.workloads import RunningSums
 
-MOTIONS = [  # decay, whether learning rates fall
+# decay, whether learning rates fall
+MOTIONS = [
     (1.0, False),
     (0.7, False),
     (0.9, True),
@@ -34,7 +36,7 @@ def sums(n: int, decay: float, falls: bool) -> RunningSums:
 
 
 def weights(n: int, seed: int) -> torch.Tensor:
-    x = torch.rand(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.01
+    x = laws.uniform(n, seed=seed) + 0.01
     return x / x.sum()
 
 
@@ -45,14 +47,20 @@ def weighted(W: RunningSums, c: torch.Tensor, P: torch.Tensor) -> torch.Tensor:
 def test_the_rule_stays_between_its_stated_errors():
     rule = Quadrature.of(1.0, 1e8, 1e-4, "cpu")
     value = torch.logspace(-1, 9, 400, dtype=torch.float64)
-    found = (rule.shares / (value[:, None] + rule.levels)).sum(-1) + rule.white
+    poles = value[:, None] + rule.levels
+    found = (rule.shares / poles).sum(-1) + rule.white
     assert (found >= (1 - rule.loss) * value.rsqrt()).all()
     assert (
         found <= (1 + rule.loss) * value.rsqrt() + rule.low / value**2 + rule.high * value
     ).all()
-    narrower = replace(rule, shares=rule.shares * (1 - 3e-4), white=rule.white * (1 - 3e-4))
-    found = (narrower.shares / (value[:, None] + rule.levels)).sum(-1) + narrower.white
-    assert not (found >= (1 - rule.loss) * value.rsqrt()).all()  # the control: less by 3e-4 is seen
+    narrower = replace(
+        rule,
+        shares=rule.shares * (1 - 3e-4),
+        white=rule.white * (1 - 3e-4),
+    )
+    found = (narrower.shares / poles).sum(-1) + narrower.white
+    # the control: less by 3e-4 is seen
+    assert not (found >= (1 - rule.loss) * value.rsqrt()).all()
 
 
 @pytest.mark.parametrize("n", [1, 5, 40])
@@ -73,14 +81,20 @@ def test_any_weights_give_bounds(p, motion):
     W = sums(24, *motion)
     c = weights(24, 5)
     P = weights(24, 6)
-    certificate, _, _ = certify_running(W, c, P, p, quadrature(W, c, P, 1e-6))
-    least = factorize(W.dense(), p, tol=1e-6).certificate
-    assert certificate.lower < least.lower and least.upper < certificate.upper
-    order = 1 if p == math.inf else math.inf if p == 2 else p / (p - 2)
-    trace = (
-        torch.linalg.svdvals(weighted(W, c, P)).sum()
-        / torch.linalg.vector_norm(c, ord=order).sqrt()
+    certificate, _, _ = certify_running(
+        W,
+        c,
+        P,
+        p,
+        quadrature(W, c, P, 1e-6),
     )
+    least = factorize(W.dense(), p, tol=1e-6).certificate
+    assert certificate.lower < least.lower
+    assert least.upper < certificate.upper
+    # the exponent conjugate to p / 2
+    order = {2: math.inf, math.inf: 1}.get(p) or p / (p - 2)
+    total = torch.linalg.svdvals(weighted(W, c, P)).sum()
+    trace = total / torch.linalg.vector_norm(c, ord=order).sqrt()
     assert (1 - 1e-5) * trace <= certificate.lower <= trace
 
 
@@ -88,8 +102,18 @@ def test_any_weights_give_bounds(p, motion):
 def test_a_rule_that_is_larger_than_it_says_is_seen(motion):
     W = sums(24, *motion)
     found = factorize(W, tol=1e-4)
-    rule = replace(found.rule, shares=found.rule.shares * 1.01, white=found.rule.white * 1.01)
-    wrong, _, _ = certify_running(W, found.row_weights, found.column_weights, math.inf, rule)
+    rule = replace(
+        found.rule,
+        shares=found.rule.shares * 1.01,
+        white=found.rule.white * 1.01,
+    )
+    wrong, _, _ = certify_running(
+        W,
+        found.row_weights,
+        found.column_weights,
+        math.inf,
+        rule,
+    )
     assert wrong.lower > factorize(W.dense(), tol=1e-4).certificate.upper
 
 
@@ -101,10 +125,12 @@ def sixty_digits(W, steps, leaks):
     decay = mpf(W.decay)
     rates = [one] * W.steps if W.rates is None else [mpf(x) for x in W.rates.tolist()]
     sizes = [P * rate**2 for P, rate in zip(steps, rates, strict=True)]
-    ahead = [mpf(0)]  # precision about x_t of what is seen from t + 1 on
+    # precision about x_t of what is seen from t + 1 on
+    ahead = [mpf(0)]
     for size, leak in zip(sizes[:0:-1], leaks[:0:-1], strict=True):
         seen = ahead[-1] + leak
-        ahead.append(decay**2 * (seen - seen**2 * size / (one + size * seen)))
+        gained = one + size * seen
+        ahead.append(decay**2 * (seen - seen**2 * size / gained))
     a = mpf(0)
     found = mpf(0)
     for size, leak, later in zip(sizes, leaks, reversed(ahead), strict=True):
@@ -114,16 +140,29 @@ def sixty_digits(W, steps, leaks):
     return found
 
 
-@pytest.mark.parametrize("motion", [(1.0, False), (0.99, False), (1.0, True)])
+@pytest.mark.parametrize(
+    "motion",
+    [
+        (1.0, False),
+        (0.99, False),
+        (1.0, True),
+    ],
+)
 @pytest.mark.parametrize("spread", [3, 12])
 def test_rounding_stays_far_below_what_is_allowed_for(motion, spread):
     """Weights up to 12 orders of magnitude apart, from one step to the next."""
+    # long enough that rounding would add up
     n = 300
-    W, P, c = sums(n, *motion), *(10 ** (-spread * weights(n, seed) * n / 2) for seed in (7, 8))
+    W = sums(n, *motion)
+    P = 10 ** (-spread * weights(n, 7) * n / 2)
+    c = 10 ** (-spread * weights(n, 8) * n / 2)
+    digits = [[mpf(float(x)) for x in vector] for vector in (P, c)]
     with mpmath.workdps(60):
         for level in (1e-9, 1.0, 1e4, 1e12):
-            exact = sixty_digits(W, [mpf(float(x)) for x in P], [level * mpf(float(x)) for x in c])
-            found = math.fsum((level * c * sum_variances(W, P, level * c[None])[0]).tolist())
+            leaks = level * c
+            exact = sixty_digits(W, digits[0], [level * x for x in digits[1]])
+            variances = sum_variances(W, P, leaks[None])[0]
+            found = math.fsum((leaks * variances).tolist())
             assert abs(found / exact - 1) < (64 * 9 + 4 * n) * 2.0**-53 / 25
 
 
@@ -147,25 +186,30 @@ def test_noise_has_its_covariance_and_the_sensitivity_is_a_bound(n, motion):
     W = sums(n, *motion)
     found = factorize(W)
     units = Units(0)
-    L = found.correlated_noise(n * (1 + len(found.rule.levels)), noise=units)
+    sources = 1 + len(found.rule.levels)
+    L = found.correlated_noise(n * sources, noise=units)
     assert units.used == L.shape[1]
     covariance = L @ L.mT
     M = weighted(W, found.row_weights, found.column_weights)
     Q, S, _ = torch.linalg.svd(M)
-    f = (found.rule.shares / (S[:, None] ** -2 + found.rule.levels)).sum(-1) + found.rule.white
+    rule = found.rule
+    f = (rule.shares / (S[:, None] ** -2 + rule.levels)).sum(-1) + rule.white
     scale = found.row_weights.rsqrt()
     assert torch.allclose(covariance, scale[:, None] * ((Q * f) @ Q.mT) * scale, rtol=1e-8)
     assert torch.allclose(found.row_norms, covariance.diagonal().sqrt())
-    columns = (W.dense().mT @ torch.linalg.solve(covariance, W.dense())).diagonal().sqrt()
+    dense = W.dense()
+    squares = (dense.mT @ torch.linalg.solve(covariance, dense)).diagonal()
+    columns = squares.sqrt()
     assert (1 - 1e-3) * found.sensitivity <= columns.max() <= found.sensitivity
     assert torch.isclose(found.row_norms.max() * found.sensitivity, found.certificate.upper)
 
 
 def test_norms_and_bad_input():
     assert gamma2(RunningSums(64), tol=1e-3) <= 2.111382
+    golden = (1 + 5**0.5) / 2
     assert torch.isclose(
         gamma_F(RunningSums(2), tol=1e-4),
-        torch.tensor((1 + 5**0.5) / 2 / 2**0.5).double(),
+        torch.tensor(golden / 2**0.5).double(),
         rtol=1e-3,
     )
     with pytest.warns(RuntimeWarning, match="max_iterations"):

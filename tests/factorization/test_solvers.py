@@ -8,6 +8,7 @@ from functools import partial
 import laws
 import pytest
 import torch
+from torch.testing import assert_close
 
 from torchdp import workloads
 from torchdp.factorization import certify, factorize, polar
@@ -27,7 +28,8 @@ def certified(W, p=math.inf, shift=False, **settings):
 
 
 def turned(decades):
-    return with_singular_values(10 ** -torch.linspace(0, decades, 24, dtype=torch.float64))
+    scales = 10 ** -torch.linspace(0, decades, 24, dtype=torch.float64)
+    return with_singular_values(scales)
 
 
 def with_singular_values(values):
@@ -45,10 +47,14 @@ WORKLOADS = {
     "low rank": normal(30, 4) @ normal(4, 30, name=b"other"),
     "zero row and column": torch.nn.functional.pad(normal(20, 20), (0, 1, 1, 0)),
     "ill-conditioned": turned(9),
-    "zero": torch.zeros(5, 4, dtype=torch.float64),
+    "zero": torch.zeros(5, 4).double(),
     "large entries": 1e200 * normal(10, 10),
     "batch": torch.stack(
-        [normal(12, 12), workloads.prefix(12).dense(), torch.zeros(12, 12).double()]
+        [
+            normal(12, 12),
+            workloads.prefix(12).dense(),
+            torch.zeros(12, 12).double(),
+        ]
     ),
 }
 
@@ -63,10 +69,23 @@ WORKLOADS = {
 )
 def test_both_paths_certify_the_same_norm(name, p, shift):
     W = WORKLOADS[name]
-    size = W.abs().amax((-2, -1)).clamp_min(1e-300)
+    largest = W.abs().amax((-2, -1))
+    size = largest.clamp_min(1e-300)
     limits = {"tol": 1e-5, "max_iterations": 2000}
-    exact, one = certified(W, p, shift, spectrum=Decomposed(), **limits)
-    found, other = certified(W, p, shift, spectrum=Iterated(), **limits)
+    exact, one = certified(
+        W,
+        p,
+        shift,
+        spectrum=Decomposed(),
+        **limits,
+    )
+    found, other = certified(
+        W,
+        p,
+        shift,
+        spectrum=Iterated(),
+        **limits,
+    )
     rounding = 1e-12 * size
     assert (found.upper <= found.lower * (1 + 1.01e-5) + rounding).all()
     assert (found.lower <= exact.upper * (1 + 1e-12) + rounding).all()
@@ -85,24 +104,25 @@ def test_where_cholesky_fails_precision_goes_up_and_then_the_decompositions_take
     monkeypatch.setattr(spectrum, "polar", wrong)
     path = Iterated()
     found, _ = certified(W, tol=1e-4, spectrum=path)
-    assert isinstance(path.decomposed, Decomposed) and found.gap <= 1.01e-4
+    assert isinstance(path.decomposed, Decomposed)
+    assert found.gap <= 1.01e-4
     assert tried == [torch.float32, torch.float64]
 
 
 def test_a_cpu_takes_decompositions():
-    assert isinstance(
-        spectrum.choose(torch.ones(2000, 1, dtype=torch.float64).expand(2000, 2000)), Decomposed
-    )
+    thin = torch.ones(2000, 1).double()
+    assert isinstance(spectrum.choose(thin.expand(2000, 2000)), Decomposed)
 
 
 @pytest.mark.gpu
 def test_a_gpu_takes_products_for_large_matrices_and_certifies_the_same_norm():
     W = workloads.prefix(1024, device="cuda").dense()
-    assert isinstance(spectrum.choose(W), Iterated) and isinstance(
-        spectrum.choose(W[:64, :64]), Decomposed
-    )
+    assert isinstance(spectrum.choose(W), Iterated)
+    assert isinstance(spectrum.choose(W[:64, :64]), Decomposed)
     found, _ = certified(W, tol=1e-4)
-    assert found.gap <= 1.01e-4 and found.lower <= 2.9614806 and found.upper >= 2.9614648
+    assert found.gap <= 1.01e-4
+    assert found.lower <= 2.9614806
+    assert found.upper >= 2.9614648
 
 
 def around(W):
@@ -120,10 +140,14 @@ MATRICES = {
     "Toeplitz": torch.stack([normal(23)[11 - i : 23 - i] for i in range(12)]),
     "persymmetric, odd": normal(7, 7) + around(normal(7, 7)).mT,
     "symmetric": normal(8, 8) + normal(8, 8).mT,
-    "singular": torch.ones(5, 5, dtype=torch.float64),
-    "zero": torch.zeros(3, 3, dtype=torch.float64),
+    "singular": torch.ones(5, 5).double(),
+    "zero": torch.zeros(3, 3).double(),
     "batch": torch.stack(
-        [workloads.prefix(6).dense(), 1e-5 * torch.eye(6), torch.zeros(6, 6)]
+        [
+            workloads.prefix(6).dense(),
+            1e-5 * torch.eye(6),
+            torch.zeros(6, 6),
+        ]
     ).double(),
     "nearly persymmetric": nearly(workloads.prefix(9).dense()),
     "nearly symmetric": nearly(normal(6, 6) + normal(6, 6).mT),
@@ -155,7 +179,8 @@ def test_the_certified_norm_is_that_of_the_whole_matrix(name, p, shift):
     assert (certificate.lower <= whole.upper * (1 + 1e-12) + rounding).all()
     assert (whole.lower <= certificate.upper * (1 + 1e-12) + rounding).all()
     centred = W if found.shift is None else W - found.shift[..., None]
-    assert ((centred - found.left @ found.right).abs().amax((-2, -1)) <= rounding).all()
+    missing = centred - found.left @ found.right
+    assert (missing.abs().amax((-2, -1)) <= rounding).all()
 
 
 @pytest.mark.parametrize(
@@ -179,12 +204,18 @@ def test_the_certificate_of_a_mirrored_matrix_takes_eigenvalues(name, monkeypatc
     """The solver's weights are mirrored to the last bit, as those of the singular values are."""
     W = MATRICES[name]
     found = factorize(W, tol=1e-3)
-    exact = torch.linalg.svdvals(
-        found.row_weights.sqrt()[:, None] * W * found.column_weights.sqrt()
-    ).sum()
+    rows = found.row_weights.sqrt()[:, None]
+    columns = found.column_weights.sqrt()
+    exact = torch.linalg.svdvals(rows * W * columns).sum()
     monkeypatch.delattr(torch.linalg, "svdvals")
-    again = certify(W, found.left, found.right, found.row_weights, found.column_weights)
-    torch.testing.assert_close(again.lower, exact, rtol=1e-13, atol=0)
+    again = certify(
+        W,
+        found.left,
+        found.right,
+        found.row_weights,
+        found.column_weights,
+    )
+    assert_close(again.lower, exact, rtol=1e-13, atol=0)
 
 
 @pytest.mark.parametrize("size", [37, 64])
@@ -192,20 +223,25 @@ def test_the_certificate_of_a_mirrored_matrix_takes_eigenvalues(name, monkeypatc
 def test_weights_from_a_coarser_matrix_save_iterations_and_no_more(kind, size, monkeypatch):
     W = workloads.prefix(size).dense()
     if kind == "decay":
-        W = W * 0.99 ** (torch.arange(size)[:, None] - torch.arange(size)).abs().double()
-    if kind == "cut":  # smooth, and nothing of it is left in every second row and column
-        W = torch.eye(size, dtype=torch.float64).flip(0)
+        steps = torch.arange(size)
+        W = W * 0.99 ** (steps[:, None] - steps).abs().double()
+    # smooth, and nothing of it is left in every second row and column
+    if kind == "cut":
+        W = torch.eye(size).double().flip(0)
         W[1 - size % 2 :: 2, 1 - size % 2 :: 2] = 0
         W = W + 1e-9
     exact = plain(W, math.inf, False, 1e-6)
     monkeypatch.setattr(fixed_point, "LARGE_ROUGH", 16)
     even = factorize(W, tol=1e-3)
-    for name, value in (("LARGE", 16), ("COARSEST", 8), ("SMOOTH", math.inf)):
+    for name, value in (
+        ("LARGE", 16),
+        ("COARSEST", 8),
+        ("SMOOTH", math.inf),
+    ):
         monkeypatch.setattr(fixed_point, name, value)
     found = factorize(W, tol=1e-3)
-    assert found.certificate.gap <= 1e-3 and found.iterations <= even.iterations + (
-        4 if kind == "cut" else -1
-    )
+    assert found.certificate.gap <= 1e-3
+    assert found.iterations <= even.iterations + (4 if kind == "cut" else -1)
     assert laws.overlap(found.certificate, exact)
 
 
@@ -217,6 +253,7 @@ def test_a_false_symmetry_would_be_charged(monkeypatch):
     truth = plain(W, math.inf, False, 1e-6)
     monkeypatch.setattr(fixed_point, "symmetry_of", lambda *args: (True, False))
     with pytest.warns(RuntimeWarning, match="certified gap"):
+        # what a wrong symmetry finds stays far from the optimum
         wrong = factorize(W, tol=1e-4, max_iterations=60).certificate
     assert wrong.gap > 1e-2
     assert laws.overlap(wrong, truth)
@@ -247,7 +284,8 @@ POLAR = {
 def test_guarantee_polar_is_a_contraction_that_loses_no_more_than_asked(name, loss, dtype):
     M = POLAR[name]
     Q = polar.polar(M, loss, dtype)
-    assert Q.shape == M.shape and Q.dtype == torch.float64
+    assert Q.shape == M.shape
+    assert Q.dtype == torch.float64
     assert torch.linalg.matrix_norm(Q, 2).max() <= 1 + 1e-13
     size = M.abs().amax((-2, -1))
     size = torch.where(size > 0, size, 1.0)
@@ -264,12 +302,13 @@ def test_without_the_cushion_rounding_carries_the_largest_singular_value_past_ze
     """The steps of the best cubic alone send 1 to l: below the rounding of float32 that is a coin's
     toss.
     """
-    low = 1e-7 * torch.ones(24, dtype=torch.float64)
+    low = 1e-7 * torch.ones(24).double()
     low[0] = 1
     M = with_singular_values(low)
 
     def lost():
-        return 1 - float((M * polar.polar(M, loss, torch.float32)).sum() / low.sum())
+        Q = polar.polar(M, loss, torch.float32)
+        return 1 - float((M * Q).sum() / low.sum())
 
     assert lost() <= 1e-5
     monkeypatch.setattr(polar, "CUSHION", 1e-12)
@@ -279,7 +318,8 @@ def test_without_the_cushion_rounding_carries_the_largest_singular_value_past_ze
 @pytest.mark.parametrize("name", POLAR)
 def test_guarantee_proved_trace_norm_is_below_the_trace_norm_for_any_witness(name):
     M = POLAR[name]
-    M = M / torch.where(M != 0, M.abs(), 0.0).amax().clamp_min(1e-300)
+    used = torch.where(M != 0, M.abs(), 0.0)
+    M = M / used.amax().clamp_min(1e-300)
     trace = torch.linalg.svdvals(M).sum(-1)
     best = polar.polar(M, 1e-11)
     U, _, Vh = torch.linalg.svd(M, full_matrices=False)
@@ -301,5 +341,6 @@ def test_guarantee_proved_trace_norm_is_below_the_trace_norm_for_any_witness(nam
     }
     for witness in witnesses.values():
         proved = proved_trace_norm(M, witness)
-        assert (proved <= trace * (1 + 1e-13) + 1e-15).all() and (proved >= 0).all()
+        assert (proved <= trace * (1 + 1e-13) + 1e-15).all()
+        assert (proved >= 0).all()
     assert (proved_trace_norm(M, best) >= (1 - 1e-8) * trace - 1e-15).all()

@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 from laws import normal, overlap, uniform
+from torch.testing import assert_close
 
 from torchdp import workloads
 from torchdp.factorization import (
@@ -24,21 +25,31 @@ from torchdp.factorization import (
 from torchdp.factorization.certificates.objective_certificate import certify_objective
 
 PRIOR = torch.tensor([0.5, 0.1, 0.1, 0.2, 0.1], dtype=torch.float64)
-PAIRS = torch.tensor([[1.0, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 1, 0, 0, 1]])
+PAIRS = torch.tensor(
+    [
+        [1.0, 1, 0, 0, 0],
+        [0, 0, 1, 1, 0],
+        [0, 1, 0, 0, 1],
+    ]
+)
 
 
 def test_a_batch_goes_as_one_by_one():
     """Rank 0 and 3, a zero row, a scale of 1e200 and other exponents, side by side."""
     W = normal(2, 3, 8, 6)
-    W[0, 1], W[0, 2] = 0.0, W[0, 2, :, :3] @ W[0, 2, :3]
-    W[1, 0, 2], W[1, 1] = 0.0, 1e200 * W[1, 1]
+    W[0, 1] = 0.0
+    W[0, 2] = W[0, 2, :, :3] @ W[0, 2, :3]
+    W[1, 0, 2] = 0.0
+    W[1, 1] *= 1e200
     found = train(W)
+    certificate = found.certificate
     exact = factorize(W, tol=1e-6).certificate
-    assert found.certificate.closed(1e-5).all() and overlap(found.certificate, exact)
-    assert (found.certificate.residual <= 1e-12 * W.abs().amax((-2, -1)).clamp_min(1.0)).all()
-    torch.testing.assert_close(found.sensitivity, found.certificate.upper.sqrt())
+    assert certificate.closed(1e-5).all()
+    assert overlap(certificate, exact)
+    assert (certificate.residual <= 1e-12 * W.abs().amax((-2, -1)).clamp_min(1.0)).all()
+    assert_close(found.sensitivity, certificate.upper.sqrt())
     alone = train(W[1, 2]).certificate
-    torch.testing.assert_close(found.certificate.upper[1, 2], alone.upper, rtol=1e-5, atol=0)
+    assert_close(certificate.upper[1, 2], alone.upper, rtol=1e-5, atol=0)
 
 
 def test_guarantee_train_is_sound_after_one_step():
@@ -47,7 +58,8 @@ def test_guarantee_train_is_sound_after_one_step():
     ) as record:
         certificate = train(workloads.prefix(16), steps=1).certificate
     assert record[0].filename == __file__
-    assert certificate.lower <= 1.704480245 <= certificate.upper and certificate.gap > 1e-3
+    assert certificate.lower <= 1.704480245 <= certificate.upper
+    assert certificate.gap > 1e-3
 
 
 def test_a_structure_of_ones_own_with_parameters_shared_by_a_batch():
@@ -55,21 +67,20 @@ def test_a_structure_of_ones_own_with_parameters_shared_by_a_batch():
         def __init__(self, W):
             super().__init__()
             self.W = W
-            self.logs = torch.nn.Parameter(torch.zeros(W.shape[-1], dtype=torch.float64))
+            self.logs = torch.nn.Parameter(torch.zeros(W.shape[-1]).double())
 
         def forward(self):
-            return self.W / self.logs.exp(), torch.diag(self.logs.exp()).expand(
-                *self.W.shape[:-2], -1, -1
-            )
+            left = self.W / self.logs.exp()
+            right = torch.diag(self.logs.exp())
+            return left, right.expand(*self.W.shape[:-2], -1, -1)
 
-    W = torch.stack([torch.eye(3), 5 * torch.eye(3)]).double() * torch.tensor([1.0, 2.0, 4.0])
+    pair = torch.stack([torch.eye(3), 5 * torch.eye(3)])
+    W = pair.double() * torch.tensor([1.0, 2.0, 4.0])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = train(W, structure=Shared)
     assert torch.equal(found.right[0] / found.right[0, 0, 0], found.right[1] / found.right[1, 0, 0])
-    torch.testing.assert_close(
-        found.certificate.upper, torch.tensor([4.0, 20.0]).double(), rtol=1e-5, atol=0
-    )
+    assert_close(found.certificate.upper, torch.tensor([4.0, 20.0]).double(), rtol=1e-5, atol=0)
     plain = train(W[0], structure=Relaxation)
     assert plain.certificate.gap <= 1e-4
 
@@ -80,8 +91,10 @@ def test_dtype_and_grad_mode():
         result = train(normal(4, 5).float(), tol=1e-4)
     with torch.inference_mode():
         train(normal(4, 5))
-    assert result.left.dtype == torch.float32 and not result.left.requires_grad
-    assert not result.row_weights.requires_grad and torch.is_grad_enabled()
+    assert result.left.dtype == torch.float32
+    assert not result.left.requires_grad
+    assert not result.row_weights.requires_grad
+    assert torch.is_grad_enabled()
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -121,17 +134,18 @@ def squared(name, a, b, W):
     a = a.detach()
     b = b.detach()
     if name == "p = 4":
-        return a.square().sum().sqrt() * b.max()
+        norm = a.square().sum().sqrt()
+        return norm * b.max()
     if name == "mixed":
         return (0.3 * a.max() + 0.7 * a.mean()) * b.max()
     if name == "local":
-        return (a * b.max() - 0.4 * (W.square() * PRIOR).sum(1)).max()
+        offset = 0.4 * (W.square() * PRIOR).sum(1)
+        return (a * b.max() - offset).max()
     if name == "groups":
-        return (
-            a.max()
-            * max((b[0].sqrt() + b[1].sqrt(), b[2].sqrt() + b[3].sqrt(), b[1].sqrt() + b[4].sqrt()))
-            ** 2
-        )
+        b = b.sqrt()
+        # the columns of each of PAIRS move together
+        sums = b[0] + b[1], b[2] + b[3], b[1] + b[4]
+        return a.max() * max(sums) ** 2
     return a.max() * b.max()
 
 
@@ -142,13 +156,15 @@ def program(name, W):
     Z = cp.Variable((m + n, m + n), PSD=True)
     a = cp.diag(Z)[:m]
     b = cp.diag(Z)[m:]
+    offset = 0.4 * (W.square() * PRIOR).sum(1).numpy()
     error = {
         "worst": lambda: cp.max(a),
         "p = 4": lambda: cp.pnorm(a, 2),
         "mixed": lambda: 0.3 * cp.max(a) + 0.7 * cp.sum(a) / m,
-        "local": lambda: cp.max(a - 0.4 * (W.square() * PRIOR).sum(1).numpy()),
+        "local": lambda: cp.max(a - offset),
     }[name]()
-    problem = cp.Problem(cp.Minimize(error), [Z[:m, m:] == W.numpy(), b <= 1])
+    limits = [Z[:m, m:] == W.numpy(), b <= 1]
+    problem = cp.Problem(cp.Minimize(error), limits)
     return float(problem.solve(solver=cp.CLARABEL))
 
 
@@ -158,7 +174,9 @@ def test_training_reaches_the_programs_optimum_and_closes_the_certificate(name):
     found = train(W, OBJECTIVES[name])
     assert found.certificate.gap <= 1e-5
     assert float(found.certificate.upper) ** 2 == pytest.approx(program(name, W), rel=3e-5)
-    exact = squared(name, found.left.square().sum(1), found.right.square().sum(0), W)
+    rows = found.left.square().sum(1)
+    columns = found.right.square().sum(0)
+    exact = squared(name, rows, columns, W)
     assert float(found.certificate.upper) ** 2 == pytest.approx(float(exact), rel=1e-9)
 
 
@@ -174,7 +192,12 @@ def test_guarantee_certify_objective_bounds_every_factorization(name):
         T = torch.eye(5).double() + 0.3 * normal(5, 5, seed=seed, name=b"T")
         left = torch.linalg.solve(T, W, left=False)
         right = T
-        value = squared(name, left.square().sum(1), right.square().sum(0), W)
+        value = squared(
+            name,
+            left.square().sum(1),
+            right.square().sum(0),
+            W,
+        )
         least = min(least, float(value) ** 0.5)
         columns = 3 if name == "groups" else 5
         rows = 1 if name == "p = 4" else 6
@@ -190,10 +213,30 @@ def test_what_factors_miss_is_charged():
     W = normal(6, 5)
     found = train(W, Mixed(0.3))
     weights = found.row_weights, found.column_weights
-    whole = certify_objective(W, found.left, found.right, Mixed(0.3), *weights)
-    less = certify_objective(W, 0.99 * found.left, found.right, Mixed(0.3), *weights)
-    none = certify_objective(W, 0 * found.left, found.right, Mixed(0.3), *weights)
-    assert whole.gap <= 1e-5 and whole.upper < less.upper < none.upper
+    whole = certify_objective(
+        W,
+        found.left,
+        found.right,
+        Mixed(0.3),
+        *weights,
+    )
+    less = certify_objective(
+        W,
+        0.99 * found.left,
+        found.right,
+        Mixed(0.3),
+        *weights,
+    )
+    none = certify_objective(
+        W,
+        0 * found.left,
+        found.right,
+        Mixed(0.3),
+        *weights,
+    )
+    assert whole.gap <= 1e-5
+    assert whole.upper < less.upper < none.upper
+    # a hundredth of the largest entry
     assert less.residual == pytest.approx(0.01 * float(W.abs().max()), rel=1e-9)
 
 
@@ -207,12 +250,15 @@ def test_groups_end_at_the_least_error_from_any_start():
             def __init__(self, W, seed=seed):
                 super().__init__(W)
                 with torch.no_grad():
-                    self.T.add_(0.5 * normal(*self.T.shape, seed=seed, name=b"start"))
+                    step = normal(*self.T.shape, seed=seed, name=b"start")
+                    self.T.add_(0.5 * step)
 
-        values.append(float(train(W, Groups(PAIRS), Started, tol=1e-4).certificate.upper))
+        certificate = train(W, Groups(PAIRS), Started, tol=1e-4).certificate
+        values.append(float(certificate.upper))
     assert max(values) <= min(values) * (1 + 2e-4)
     both = Groups(torch.ones(1, 2))
-    assert float(train(torch.eye(2), both).certificate.upper) == pytest.approx(2.0, rel=1e-5)
+    certificate = train(torch.eye(2), both).certificate
+    assert float(certificate.upper) == pytest.approx(2.0, rel=1e-5)
 
 
 STRUCTURES = {
@@ -231,13 +277,13 @@ def test_structures_keep_their_shape_and_their_product(name):
     W = workloads.prefix(4).dense()
     structure, holds = STRUCTURES[name]
     found = train(torch.stack([W, 2 * W]), structure=structure, tol=1e-3)
+    certificate = found.certificate
     free = train(W).certificate
-    assert holds(found.right[0]) and found.certificate.residual.max() <= 1e-12
-    torch.testing.assert_close(
-        2 * found.certificate.upper[0], found.certificate.upper[1], rtol=3e-3, atol=0
-    )
-    assert free.upper <= found.certificate.upper[0] * (1 + 1e-5)
-    torch.testing.assert_close(found.certificate.lower[0], free.lower, rtol=1e-3, atol=0)
+    assert holds(found.right[0])
+    assert certificate.residual.max() <= 1e-12
+    assert_close(2 * certificate.upper[0], certificate.upper[1], rtol=3e-3, atol=0)
+    assert free.upper <= certificate.upper[0] * (1 + 1e-5)
+    assert_close(certificate.lower[0], free.lower, rtol=1e-3, atol=0)
 
 
 def test_closed_forms_of_structures():
@@ -245,23 +291,27 @@ def test_closed_forms_of_structures():
     worst query.
     """
     W = workloads.prefix(2).dense()
-    assert float(train(W, structure=strategy(bands=1)).certificate.upper) == pytest.approx(
-        2**0.5, rel=1e-5
-    )
+    certificate = train(W, structure=strategy(bands=1)).certificate
+    assert float(certificate.upper) == pytest.approx(2**0.5, rel=1e-5)
     toeplitz = train(workloads.prefix(16), structure=strategy(bands=16, toeplitz=True))
-    best = sum((math.comb(2 * k, k) / 4**k) ** 2 for k in range(16))
+    coefficients = [math.comb(2 * k, k) / 4**k for k in range(16)]
+    best = sum(c**2 for c in coefficients)
     assert float(toeplitz.certificate.upper) == pytest.approx(best, rel=2e-5)
 
 
 def test_a_product_of_relaxations():
     A = workloads.prefix(3).dense()
     B = workloads.prefix(2).dense()
-    found = train(torch.kron(A, B), Mixed(0.5), lambda W: Product(Relaxation(A), Relaxation(B)))
+    certificate = train(
+        torch.kron(A, B), Mixed(0.5), lambda W: Product(Relaxation(A), Relaxation(B))
+    ).certificate
     free = train(torch.kron(A, B), Mixed(0.5)).certificate
-    assert found.certificate.residual <= 1e-12 and found.certificate.gap <= 0.01
-    assert free.upper <= found.certificate.upper * (1 + 1e-5)
+    assert certificate.residual <= 1e-12
+    assert certificate.gap <= 0.01
+    assert free.upper <= certificate.upper * (1 + 1e-5)
     worst = train(torch.kron(A, B), structure=lambda W: Product(Relaxation(A), Relaxation(B)))
-    assert worst.certificate.gap <= 1e-4  # gamma_2 is multiplicative: the structure costs nothing
+    # gamma_2 is multiplicative: the structure costs nothing
+    assert worst.certificate.gap <= 1e-4
 
 
 @pytest.mark.parametrize("p", [2.0, math.inf])
@@ -271,13 +321,21 @@ def test_bands_for_users_who_come_back(p):
     """
     W = workloads.prefix(6).dense()
     groups = torch.eye(3).repeat(1, 2)
-    found = train(W, Groups(groups, p, apart=True), strategy(bands=3), tol=1e-4)
+    found = train(
+        W,
+        Groups(groups, p, apart=True),
+        strategy(bands=3),
+        tol=1e-4,
+    )
     C = found.right
     rows = torch.linalg.vector_norm(found.left.norm(dim=1), ord=p)
-    moved = [float((C[:, i] + s * C[:, i + 3]).norm()) for i in range(3) for s in (-1, 0.5, 1)]
+    moved = []
+    for i in range(3):
+        for s in (-1, 0.5, 1):
+            user = C[:, i] + s * C[:, i + 3]
+            moved.append(float(user.norm()))
+    # what users move is attained
     assert float(rows) * max(moved) == pytest.approx(float(found.certificate.upper), rel=1e-9)
     best = factorize_epochs(W, 3, p, tol=1e-4).certificate
-    assert (
-        found.certificate.lower <= best.upper
-        and best.lower <= found.certificate.upper <= 1.02 * best.upper
-    )
+    assert found.certificate.lower <= best.upper
+    assert best.lower <= found.certificate.upper <= 1.02 * best.upper

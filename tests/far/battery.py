@@ -20,6 +20,7 @@ device.register("--fused" in sys.argv)
 import torch  # noqa: E402
 from batches import batch_of  # noqa: E402
 from contract import UNBATCHED, entries  # noqa: E402
+from torch.testing import assert_close  # noqa: E402
 
 from torchdp import draws  # noqa: E402
 from torchdp.noise import SeededNoise  # noqa: E402
@@ -50,7 +51,8 @@ def tensors(value, name="", depth=4):
 def same(there, here, kind="far", slack=0.0):
     """That every tensor is on a device of this kind, and its numbers are those found on the CPU."""
     for name, one in there.items():
-        tolerance = max(1e-6, slack) if name == "predicted_mse" else 1e-6  # in part from draws
+        # in part from draws
+        tolerance = max(1e-6, slack) if name == "predicted_mse" else 1e-6
         for (place, found), (_, expected) in zip(
             tensors(one, name), tensors(here[name], name), strict=True
         ):
@@ -59,7 +61,7 @@ def same(there, here, kind="far", slack=0.0):
             exact = {} if found.is_floating_point() else {"rtol": 0, "atol": 0}
             says = partial("{}: {}".format, place)
             near = {"rtol": tolerance, "atol": 1e-9} | exact
-            torch.testing.assert_close(found.cpu(), expected, equal_nan=True, msg=says, **near)
+            assert_close(found.cpu(), expected, equal_nan=True, msg=says, **near)
 
 
 @dataclasses.dataclass
@@ -118,7 +120,11 @@ class Side:
         batch = batch_of([made, made])
         beside = torch.stack([self.x, self.x])
         groups = torch.arange(2, device=self.device).repeat_interleave(len(self.x))
-        here.estimate(beside.flatten(0, 1), groups=groups, noise=self.noise())
+        here.estimate(
+            beside.flatten(0, 1),
+            groups=groups,
+            noise=self.noise(),
+        )
         return {
             "exact": here.exact(batch),
             "predicted_mse": here.predicted_mse(batch),
@@ -137,10 +143,8 @@ class Side:
         here.analyse(here.add(here.empty, tally))
         data = here.encode(sent)
         here.tally(device.moved(here.decode(data), self.device))
-        return {
-            "randomize": sent,
-            "encode": torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device),
-        }
+        octets = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return {"randomize": sent, "encode": octets.to(self.device)}
 
 
 PARTS = ("collect", "interval", "summary", "sample", "batches", "messages")
@@ -155,7 +159,8 @@ def run(entry, default=None):
     """Name -> what is wrong. default: what torch's default is changed by, with all data on the
     CPU.
     """
-    wrong, here = {}, Side(entry.protocol, entry.x, torch.device("cpu"))
+    wrong = {}
+    here = Side(entry.protocol, entry.x, torch.device("cpu"))
     for name in PARTS:
         try:
             with device.counted():
@@ -176,10 +181,10 @@ def run(entry, default=None):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     only = [a for a in sys.argv[1:] if not a.startswith("-")]
-    listed = entries(*sorted({one.split(".")[0] for one in only}))
-    listed = {
-        name: each for name, each in listed.items() if not only or any(o in name for o in only)
-    }
+    folders = sorted({one.split(".")[0] for one in only})
+    listed = entries(*folders)
+    if only:
+        listed = {name: each for name, each in listed.items() if any(o in name for o in only)}
     ways = [each for each in sys.argv if each in DEFAULTS] or ["--there"]
     found = {
         f"{name} {way}": run(each, DEFAULTS[way]) for way in ways for name, each in listed.items()

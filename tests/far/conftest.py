@@ -25,7 +25,12 @@ def child():
     def child(*arguments):
         command = [sys.executable, *map(str, arguments)]
         environment = {**os.environ, "PYTHONPATH": PATH, "TORCHDP_KERNELS": "auto"}
-        found = subprocess.run(command, env=environment, capture_output=True, text=True)
+        found = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
         assert found.returncode == 0, found.stderr[-4000:]
         return found.stdout
 

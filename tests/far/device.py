@@ -21,7 +21,8 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-DEVICE = torch.device("cpu")  # until ``register``
+# until ``register``
+DEVICE = torch.device("cpu")
 aten = torch.ops.aten
 COPIES = {aten.copy_.default, aten._to_copy.default}
 INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
@@ -43,7 +44,8 @@ READS = {
     "unique_consecutive", "_linalg_check_errors", "_linalg_eigh", "_linalg_svd", "linalg_lstsq", "_linalg_eigvals",
     "linalg_eig", "_assert_scalar",
 }  # fmt: skip
-TWICE = {"bincount"}  # the least and the largest entry are read
+# the least and the largest entry are read
+TWICE = {"bincount"}
 
 
 class Counts:
@@ -86,14 +88,26 @@ class Far(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        cls,
+        func,
+        types,
+        args=(),
+        kwargs=None,
+    ):
         return run(func, args, kwargs or {})
 
 
 class Mode(TorchDispatchMode):
     """Catches what makes tensors: factories with device= there."""
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self,
+        func,
+        types,
+        args=(),
+        kwargs=None,
+    ):
         return run(func, args, kwargs or {})
 
 
@@ -158,11 +172,8 @@ def count(func, flat, target, out, waits_not, known):
 
 def run(func, args, kwargs):
     """One operation: refused, or done on the CPU and said to be there."""
-    flat = [
-        t
-        for t in tree_flatten((args, kwargs))[0]
-        if isinstance(t, torch.Tensor | torch.Generator | int | float)
-    ]
+    leaves = tree_flatten((args, kwargs))[0]
+    flat = [t for t in leaves if isinstance(t, torch.Tensor | torch.Generator | int | float)]
     tensors = [t for t in flat if isinstance(t, torch.Tensor | torch.Generator)]
     far = [t for t in tensors if isinstance(t, Far)]
     device = kwargs.get("device")
@@ -201,7 +212,8 @@ def run(func, args, kwargs):
         if func.overloadpacket.__name__.endswith("_"):
             if torch.Tag.inplace_view in func.tags:
                 with no_dispatch():
-                    func(*args, **kwargs)  # the shape that it says
+                    # the shape that it says
+                    func(*args, **kwargs)
             return args[0]
         if func._schema.returns == []:
             return None
@@ -215,7 +227,8 @@ def run(func, args, kwargs):
 class FarGenerator(torch.Generator):
     """Says that it is there."""
 
-    known: ClassVar = {}  # by address; kept, so that no other takes it
+    # by address; kept, so that no other takes it
+    known: ClassVar = {}
 
     @property
     def device(self):
@@ -279,11 +292,25 @@ def quick(keystream):
     return one
 
 
-def _empty_strided(size, stride, dtype=None, layout=None, device=None, pin_memory=None):
+def _empty_strided(
+    size,
+    stride,
+    dtype=None,
+    layout=None,
+    device=None,
+    pin_memory=None,
+):
     return Far(torch.empty_strided(size, stride, dtype=dtype))
 
 
-def _empty(size, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
+def _empty(
+    size,
+    dtype=None,
+    layout=None,
+    device=None,
+    pin_memory=None,
+    memory_format=None,
+):
     return Far(torch.empty(size, dtype=dtype))
 
 

@@ -52,7 +52,8 @@ def run(name):
     return ""
 
 
-if __name__ == "__main__":  # scripts start processes, which import this file
+# scripts start processes, which import this file
+if __name__ == "__main__":
     import device
 
     device.register(True)
@@ -60,7 +61,8 @@ if __name__ == "__main__":  # scripts start processes, which import this file
 
     from torchdp.training import noise
 
-    noise._recorded = lambda total: False  # the mode that counts is no trace
+    # the mode that counts is no trace
+    noise._recorded = lambda total: False
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "experiments"))
 
     torch.set_num_threads(1)

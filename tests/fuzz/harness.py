@@ -18,13 +18,15 @@ import torch
 
 import torchdp
 from torchdp.noise import Noise, SeededNoise
-from torchdp.protocol import Crowd, Tally
+from torchdp.protocol import Crowd, Protocol, Tally
 from torchdp.regression import SecondMoments
 from torchdp.secure.protocol import Words
 from torchdp.shuffle import ShuffledMessages
 
-LIBRARY = Path(torchdp.__file__).resolve().parent.parent  # torchdp/ and kernels/ lie here
-SECONDS = 30  # of the processor, whatever else the machine does
+# torchdp/ and kernels/ lie here
+LIBRARY = Path(torchdp.__file__).resolve().parent.parent
+# of the processor, whatever else the machine does
+SECONDS = 30
 SLOW = f"no answer in {SECONDS} CPU-s"
 NUMBERS = (
     math.nan,
@@ -42,7 +44,8 @@ NUMBERS = (
 )
 COUNTS = (-1, 0, 1.5, math.nan, "x", None, True, torch.ones(2), 2**70, 2**40)
 OBJECTS = (None, 1, "x", torch.ones(2), object())
-RECORDS = (Tally, Crowd, ShuffledMessages, Words, SecondMoments)  # what comes from elsewhere
+# what comes from elsewhere
+RECORDS = (Tally, Crowd, ShuffledMessages, Words, SecondMoments)
 
 
 class TooSlow(BaseException):
@@ -150,20 +153,19 @@ def own(error):
 @cache
 def raised(path):
     """The lines of a file that belong to a ``raise``."""
-    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Raise)]
+    tree = ast.parse(path.read_text())
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Raise)]
     return {line for node in nodes for line in range(node.lineno, node.end_lineno + 1)}
 
 
 def not_a_number(value, depth=3):
     if isinstance(value, torch.Tensor):
-        return (
-            value.device.type == "meta"  # without data, and nobody said so
-            or (
-                value.is_floating_point()
-                and value.dtype in (torch.float32, torch.float64)
-                and bool(value.isnan().any())
-            )
-        )
+        # without data, and nobody said so
+        if value.device.type == "meta":
+            return True
+        # the small floats have no isnan
+        wide = value.dtype in (torch.float32, torch.float64)
+        return wide and bool(value.isnan().any())
     if isinstance(value, float):
         return math.isnan(value)
     if depth and dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -206,31 +208,41 @@ def faults(recipe, names):
     call = ast.parse(recipe, mode="eval").body
     parts = [call.func, *call.args, *(k.value for k in call.keywords)]
     parts = [compile(ast.Expression(part), "<recipe>", "eval") for part in parts]
-    titles = [f"argument {i}" for i in range(len(call.args))] + [k.arg for k in call.keywords]
+    count = len(call.args)
+    titles = [f"argument {i}" for i in range(count)] + [k.arg for k in call.keywords]
+    frozen = {}
+
+    def value_of(part, known):
+        """A protocol, or a verb of one, is made once: calibration takes far longer than a call."""
+        if part not in frozen:
+            value = eval(part, known)
+            if not isinstance(getattr(value, "__self__", value), Protocol):
+                return value
+            frozen[part] = value
+        return frozen[part]
 
     def made(place=None, other=None):
         known = names()
-        function, *values = [eval(part, known) for part in parts]
+        function, *values = [value_of(part, known) for part in parts]
         if place is not None:
             values[place] = other
 
         def called():
             given = [value() if isinstance(value, Remade) else value for value in values]
-            return function(
-                *given[: len(call.args)],
-                **dict(zip(titles[len(call.args) :], given[len(call.args) :], strict=True)),
-            )
+            named = dict(zip(titles[count:], given[count:], strict=True))
+            return function(*given[:count], **named)
 
         return called
 
     limited(made())
-    found, calls = [], 0
+    found = []
+    calls = 0
     for place, title in enumerate(titles):
         for name, other in replacements(eval(parts[1 + place], names())):
             calls += 1
             wrong = fault_of(made(place, other))
-            if wrong and not (
-                wrong == SLOW and isinstance(other, int) and other == 2**40
-            ):  # so many steps were asked for
+            # 2^40 steps were asked for: they may take their time
+            asked = wrong == SLOW and isinstance(other, int) and other == 2**40
+            if wrong and not asked:
                 found.append(f"{recipe} with {title} = {name}: {wrong}")
     return found, calls

@@ -22,7 +22,8 @@ ROOMS = (
 def gathered(protocol, name="first"):
     """A collection of five users."""
     tally = protocol.collect(torch.tensor([0, 1, 2, 2, 1]), noise=SeededNoise(1))
-    return importlib.import_module("torchdp.collection").Collection.of(protocol).add(name, tally)
+    collection = importlib.import_module("torchdp.collection").Collection
+    return collection.of(protocol).add(name, tally)
 
 
 def quick(queries):
@@ -34,9 +35,11 @@ def squared(config):
     """A trial of a sweep."""
     made = importlib.import_module("torchdp.simulate").Trial
     facts = {"predicted_mse": float(config["a"])}
-    return made(
-        lambda generator, size: config["a"] * torch.randn(size, generator=generator).square(), facts
-    )
+
+    def draw(generator, size):
+        return config["a"] * torch.randn(size, generator=generator).square()
+
+    return made(draw, facts)
 
 
 class Fresh:
@@ -44,7 +47,8 @@ class Fresh:
     five clients.
     """
 
-    held = None  # the last folder, until the next call's
+    # the last folder, until the next call's
+    held = None
 
     def __init__(self, found):
         self.found = found
@@ -72,7 +76,13 @@ class Fresh:
 
     @property
     def sweep(self):
-        return partial(self.found["simulate"].sweep, squared, trials=9, seed=1, block_size=9)
+        return partial(
+            self.found["simulate"].sweep,
+            squared,
+            trials=9,
+            seed=1,
+            block_size=9,
+        )
 
     @property
     def rows(self):
@@ -89,7 +99,13 @@ class Fresh:
         shares = secure.share(
             protocol.randomize(self.found["rows"]).values, 2, noise=SeededNoise(1)
         )
-        return secure.client_frames(protocol, self.session, shares, 0, [self.keys] * 2)
+        return secure.client_frames(
+            protocol,
+            self.session,
+            shares,
+            0,
+            [self.keys] * 2,
+        )
 
     @property
     def enrolled(self):
@@ -129,7 +145,12 @@ class Fresh:
             for name in ("north", "first", "second", "analyst")
         }
         party = [secure.Party(name, key[name].public, 5 * (name == "north")) for name in key]
-        session = secure.Session(self.found["sum_of_five"], party[1:3], party[:1], party[3])
+        session = secure.Session(
+            self.found["sum_of_five"],
+            party[1:3],
+            party[:1],
+            party[3],
+        )
         secure.open_session(folder, session)
         for each in key.values():
             each.join(session, session.fingerprint)
@@ -154,13 +175,26 @@ def kept():
     """The rooms, and valid arguments that nobody changes."""
     found = {room: importlib.import_module(f"torchdp.{room}") for room in ROOMS.split()}
     number = {"dtype": torch.float64}
-    W = torch.tensor([[1.0, 0.0, 0.5], [1.0, 1.0, -0.5], [0.0, 1.0, 1.0]], **number)
-    points = torch.tensor([[0.6, 0.0], [0.0, -0.5], [0.3, 0.3]], **number)
+    W = torch.tensor(
+        [
+            [1.0, 0.0, 0.5],
+            [1.0, 1.0, -0.5],
+            [0.0, 1.0, 1.0],
+        ],
+        **number,
+    )
+    points = torch.tensor(
+        [
+            [0.6, 0.0],
+            [0.0, -0.5],
+            [0.3, 0.3],
+        ],
+        **number,
+    )
     polytope = found["domains"].Polytope(points)
     rows = torch.cat([points, torch.tensor([[0.1, 0.2], [0.2, 0.1]], **number)])
-    features = (
-        found["density"].GaussianFourier(2, 1.0).draw(8, generator=torch.Generator().manual_seed(1))
-    )
+    gaussian = found["density"].GaussianFourier(2, 1.0)
+    features = gaussian.draw(8, generator=torch.Generator().manual_seed(1))
     return found | {
         "torch": torch,
         "inf": float("inf"),
@@ -232,9 +266,8 @@ def lines(text):
         if line.startswith("each "):
             kinds = line.removeprefix("each ").split("; ")
         else:
-            yield from (
-                line.strip().replace("IT", kind) for kind in (kinds if line[:1] == " " else [""])
-            )
+            used = kinds if line[:1] == " " else [""]
+            yield from (line.strip().replace("IT", kind) for kind in used)
 
 
 SECTIONS = (Path(__file__).parent / "recipes.txt").read_text().split("\n# ")[1:]

@@ -26,7 +26,8 @@ CALLS = [(room, recipe) for room, lines in recipes.ALL.items() for recipe in lin
     ids=[f"{r}-{i}" for i, (r, _) in enumerate(CALLS)],
 )
 def test_bad_input_gets_a_clear_error(recipe, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # "x" is a file's name
+    # "x" is a file's name
+    monkeypatch.chdir(tmp_path)
     found, made = harness.faults(recipe, recipes.names)
     assert made or "()" in recipe
     assert not found, "\n".join(found)
@@ -60,7 +61,8 @@ def test_no_protocol_is_left_out():
     }
 
 
-MORE = (  # constructors that no other recipe calls with tensors
+# constructors that no other recipe calls with tensors
+MORE = (
     "domains.LpBall(prior, 1.5, prior)", "domains.balls.BallSum(W, ((3, 2.0),), prior)",
     "domains.composite.LinearImage(W, domains.Polytope(W))",
     "workloads.RunningSums(3, rates=prior)", "training.Iterates(3, learning_rates=prior)",
@@ -101,15 +103,12 @@ def harmless(kind):
 
 def of_recipe(text, known):
     """The dataclasses that a recipe's calls of classes make."""
-    for node in (
-        node for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Call)
-    ):
+    tree = ast.parse(text, mode="eval")
+    for node in [node for node in ast.walk(tree) if isinstance(node, ast.Call)]:
         name = ast.unparse(node.func)
-        kind = (
-            eval(name, known)
-            if name.replace(".", "").isidentifier() and "fresh" not in text
-            else None
-        )
+        kind = None
+        if name.replace(".", "").isidentifier() and "fresh" not in text:
+            kind = eval(name, known)
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             yield eval(ast.unparse(node), known)
 
@@ -119,19 +118,17 @@ def test_guarantee_nothing_hangs_on_tensors_that_whoever_gave_them_can_still_edi
     overwritten.
     """
     known = verbs.names()
-    public = {kind for room in recipes.ROOMS.split() for kind in vars(known[room]).values()
-              if isinstance(kind, type) and dataclasses.is_dataclass(kind)}  # fmt: skip
-    public = {
-        kind
-        for kind in public
-        if any("Tensor" in str(f.type) for f in dataclasses.fields(kind) if f.init)
-    }
-    objects = [
-        made
-        for text in [*(recipe for _, recipe in CALLS), *MORE]
-        for made in of_recipe(text, known)
-    ]
-    seen, left = set(), [*objects, *(entry.protocol for entry in entries().values())]
+    public = set()
+    for room in recipes.ROOMS.split():
+        for kind in vars(known[room]).values():
+            if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+                fields = [f for f in dataclasses.fields(kind) if f.init]
+                if any("Tensor" in str(f.type) for f in fields):
+                    public.add(kind)
+    texts = [*(recipe for _, recipe in CALLS), *MORE]
+    left = [made for text in texts for made in of_recipe(text, known)]
+    left += [entry.protocol for entry in entries().values()]
+    seen = set()
     while left:
         made = left.pop()
         kind = type(made)
@@ -145,15 +142,18 @@ def test_guarantee_nothing_hangs_on_tensors_that_whoever_gave_them_can_still_edi
         for t in (t for value in given.values() for t in parts(value)):
             t.zero_()
         for name, old in before.items():
-            kept = all(
-                torch.equal(t, u) for t, u in zip(parts(getattr(again, name)), old, strict=True)
-            )
+            new = parts(getattr(again, name))
+            kept = all(torch.equal(t, u) for t, u in zip(new, old, strict=True))
             assert kept or harmless(kind), (kind, name)
         seen |= {kind} if any(before.values()) else set()
     assert not {kind.__name__ for kind in public - seen if not harmless(kind)}
 
 
 def test_raw_errors_and_silent_nans_are_seen():
-    raw = {"first": lambda x: x.shape[0] + 1, "root": lambda x: x.sqrt(), "W": recipes.names()["W"]}
+    raw = {
+        "first": lambda x: x.shape[0] + 1,
+        "root": lambda x: x.sqrt(),
+        "W": recipes.names()["W"],
+    }
     assert len(harness.faults("first(W)", lambda: raw)[0]) >= 5
     assert any("NaN" in fault for fault in harness.faults("root(W.abs())", lambda: raw)[0])

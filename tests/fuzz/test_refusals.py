@@ -17,7 +17,11 @@ HEAD, *SECTIONS = (HERE / "refusals.txt").read_text().split("\n# ")
 
 
 def names():
-    tools = {"t": torch.tensor, "d": partial(torch.tensor, dtype=torch.float64), "nan": math.nan}
+    tools = {
+        "t": torch.tensor,
+        "d": partial(torch.tensor, dtype=torch.float64),
+        "nan": math.nan,
+    }
     rooms = {
         "of": lambda room: importlib.import_module(f"torchdp.{room}"),
         "replace": dataclasses.replace,
@@ -51,11 +55,14 @@ def refused(words, told):
 
 @pytest.mark.parametrize("section", SECTIONS, ids=[each.split("\n")[0] for each in SECTIONS])
 def test_refused(section):
-    known, sets, found = names(), dict(re.findall(r"(?m)^([A-Z]+) = (.+)$", HEAD + section)), []
+    known = names()
+    sets = dict(re.findall(r"(?m)^([A-Z]+) = (.+)$", HEAD + section))
+    found = []
     for row in filter(None, section.split("\n")[1:]):
         if re.match(r"[A-Z]+ = ", row):
             continue
-        if named := re.match(r"(\w+) := (.+)", row):
+        named = re.match(r"(\w+) := (.+)", row)
+        if named:
             known[named[1]] = eval(named[2], known)
             continue
         call, _, words = row.rpartition(" | ")
@@ -67,5 +74,6 @@ def test_refused(section):
 
 def test_answers_and_raw_errors_are_no_refusals():
     known = names()
-    assert said("1 + 1", known) == "" and not refused("no_name", said("W.no_name", known))
+    assert said("1 + 1", known) == ""
+    assert not refused("no_name", said("W.no_name", known))
     assert refused("epsilon", said("privacy.gaussian_sigma(-1.0, 1e-5, 1.0)", known))

@@ -129,7 +129,8 @@ def kept():
     reported = (found["rows"].repeat(2, 1), torch.arange(10) // 5)
     density = found["density"]
     law = found["shuffle"].CentralGaussianSum(5, 1.0)
-    inner = density.InnerProduct(2).draw(1, generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    inner = density.InnerProduct(2).draw(1, generator=generator)
     products = density.ShuffledClasses((density.CentralKDE(inner, law, 1e-5),) * 2)
     rooms = ("rounded", "wire")
     return found | {

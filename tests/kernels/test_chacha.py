@@ -41,22 +41,37 @@ def as_key(octets):
 @pytest.mark.parametrize("name", KNOWN)
 def test_known_answers_of_rfc_8439(name):
     octets, counter, nonce, expected = KNOWN[name]
-    first, group, stream = (
-        int.from_bytes(bytes.fromhex(nonce)[4 * k : 4 * k + 4], "little") for k in range(3)
-    )
+    # three little-endian words of 32 bits
+    words = [bytes.fromhex(nonce)[k : k + 4] for k in (0, 4, 8)]
+    first, group, stream = [int.from_bytes(word, "little") for word in words]
     key = as_key(octets)
     index = torch.tensor([0, counter | first << 32])
     words = chacha.block(key, index, group, stream)
-    assert words.shape == (2, 16) and words[1].numpy().tobytes() == bytes.fromhex(expected)
-    assert chacha.keystream(
-        key, int(index[1]), 1, group, stream
-    ).numpy().tobytes() == bytes.fromhex(expected)
+    assert words.shape == (2, 16)
+    assert words[1].numpy().tobytes() == bytes.fromhex(expected)
+    stream_words = chacha.keystream(key, int(index[1]), 1, group, stream)
+    assert stream_words.numpy().tobytes() == bytes.fromhex(expected)
 
 
 @pytest.mark.parametrize(
-    ("first", "blocks"), [(0, 1), (7, 63), (2**32 - 3, 5), (2**62, 3), (5, 0), (1, 4099)]
+    ("first", "blocks"),
+    [
+        (0, 1),
+        (7, 63),
+        (2**32 - 3, 5),
+        (2**62, 3),
+        (5, 0),
+        (1, 4099),
+    ],
 )
-@pytest.mark.parametrize("nonce", [(0, 0), (1, 2**32 - 1), (2**31, 9)])
+@pytest.mark.parametrize(
+    "nonce",
+    [
+        (0, 0),
+        (1, 2**32 - 1),
+        (2**31, 9),
+    ],
+)
 def test_every_path_on_a_cpu_gives_the_same_words(first, blocks, nonce):
     pytest.importorskip("cryptography")
     from torchdp.kernels.chacha import library
@@ -77,14 +92,16 @@ def test_another_index_group_stream_or_bit_of_the_key_is_another_block():
         other[bit // 32] ^= -(2**31) if bit % 32 == 31 else 1 << bit % 32
         blocks.append(chacha.block(other, index[:1]))
     words = torch.cat([words.reshape(-1, 2) for words in blocks])
-    assert len(words.unique(dim=0)) == len(words)  # 64 bits each: none meets another by chance
+    # 64 bits each: none meets another by chance
+    assert len(words.unique(dim=0)) == len(words)
 
 
 def test_keys_of_the_system_do_not_repeat():
     drawn = torch.stack([chacha.system_key() for _ in range(200)])
     assert len(drawn.unique(dim=0)) == 200
     for bit in range(32):
-        assert (((drawn >> bit) & 1).sum(0) - 100).abs().max() < 43  # six standard deviations
+        # six standard deviations
+        assert (((drawn >> bit) & 1).sum(0) - 100).abs().max() < 43
 
 
 def test_the_systems_key_is_the_systems_bytes(monkeypatch):

@@ -119,7 +119,13 @@ def test_every_kernel_compiles_and_spills_nothing(backend, architecture):
         pytest.skip("this Triton brings no tools")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", COMPILED, backend, architecture, str(tool)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line.split() for line in done.stdout.splitlines()]
     assert {name for name, *_ in lines} == {kernel.name for kernel in KERNELS}

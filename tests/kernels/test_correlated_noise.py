@@ -7,7 +7,9 @@ import math
 import mpmath
 import pytest
 import torch
+from laws import generator
 from scipy.stats import kstest
+from torch.testing import assert_close
 
 from torchdp.kernels import chacha
 from torchdp.kernels.correlated_noise import Step, reference
@@ -17,8 +19,9 @@ KEY = chacha.key_of(bytes(range(32)))
 
 def word(index, step, stream):
     """Of 64 bits, from its own block."""
-    octets = chacha.block(KEY, torch.tensor(index // 8), step, stream).numpy().tobytes()
-    return int.from_bytes(octets[8 * (index % 8) :][:8], "little")
+    block, place = divmod(index, 8)
+    words = chacha.block(KEY, torch.tensor(block), step, stream)
+    return int.from_bytes(words.numpy().tobytes()[8 * place :][:8], "little")
 
 
 def step(
@@ -38,29 +41,49 @@ def step(
     """
     size = state.shape[1] if size is None else size
     running = len(state) - sum(2 for slot in slots if slot >= 0)
-    gains = torch.linspace(-0.5, 0.3, len(state), dtype=dtype, device=device)
+    gains = torch.linspace(
+        -0.5,
+        0.3,
+        len(state),
+        dtype=dtype,
+        device=device,
+    )
     total = torch.arange(size, dtype=dtype, device=device)
     numbers = torch.tensor([0.8, 1.7, -0.6, 0.3][: draws + 1], dtype=torch.float64, device=device)
     lags = torch.tensor([0, 2, 5][:draws], dtype=torch.int32, device=device)
     kept = state.to(device=device, dtype=dtype, copy=True)
     out = torch.empty_like(total)
-    now = Step(gains, gains[:running] / 3, numbers, lags, slots)
-    form((out, kept), total, now, KEY.to(device), at, first)
+    now = Step(
+        gains,
+        gains[:running] / 3,
+        numbers,
+        lags,
+        slots,
+    )
+    form(
+        (out, kept),
+        total,
+        now,
+        KEY.to(device),
+        at,
+        first,
+    )
     return out, kept
 
 
 def test_normals_are_those_of_their_words():
     found = reference.normals(KEY, 7, 5, 40).tolist()
     for place, number in enumerate(found, 5):
-        radius = mpmath.sqrt(
-            -2 * mpmath.log((mpmath.mpf(word(place // 2, 7, 0) % 2**63) + 0.5) / 2**63)
-        )
+        chance = (mpmath.mpf(word(place // 2, 7, 0) % 2**63) + 0.5) / 2**63
+        radius = mpmath.sqrt(-2 * mpmath.log(chance))
         angle = 2 * mpmath.pi * mpmath.mpf(word(place // 2, 7, 1)) / 2**64
-        assert abs(number - radius * (mpmath.sin if place % 2 else mpmath.cos)(angle)) < 1e-14
+        turned = mpmath.sin(angle) if place % 2 else mpmath.cos(angle)
+        # float64 against 60 digits, or nearly
+        assert abs(number - radius * turned) < 1e-14
     many = reference.normals(KEY, 8, 0, 40_000)
-    assert kstest(many.numpy(), "norm").pvalue > 1e-4 and abs(
-        many[::2] @ many[1::2]
-    ) < 4.5 * math.sqrt(20_000)
+    assert kstest(many.numpy(), "norm").pvalue > 1e-4
+    # 20,000 products of independent normals: 4.5 deviations
+    assert abs(many[::2] @ many[1::2]) < 4.5 * math.sqrt(20_000)
 
 
 def words(monkeypatch, given):
@@ -83,17 +106,24 @@ def test_guarantee_the_tail_has_126_bits(monkeypatch):
     words(monkeypatch, (reference.COARSE - 1, 0, 2**63 - 1))
     below = reference.normals(KEY, 0, 0, 1)
     words(monkeypatch, (reference.COARSE, 0, 0))
-    assert torch.allclose(below, reference.normals(KEY, 0, 0, 1), rtol=1e-11) and below > 0
+    assert torch.allclose(below, reference.normals(KEY, 0, 0, 1), rtol=1e-11)
+    assert below > 0
 
 
 @pytest.mark.parametrize("draws", [1, 2])
-@pytest.mark.parametrize("slots", [(-1, -1), (3, -1), (-1, 2), (3, 4)])
+@pytest.mark.parametrize(
+    "slots",
+    [
+        (-1, -1),
+        (3, -1),
+        (-1, 2),
+        (3, 4),
+    ],
+)
 def test_what_is_written(slots, draws):
     state = torch.arange(24).view(6, 4).double()
-    (out, kept), gains = (
-        step(state, slots=slots, draws=draws),
-        torch.linspace(-0.5, 0.3, 6, dtype=torch.float64),
-    )
+    out, kept = step(state, slots=slots, draws=draws)
+    gains = torch.linspace(-0.5, 0.3, 6, dtype=torch.float64)
     u = 1.7 * reference.normals(KEY, 3, 0, 4)
     if draws > 1:
         u -= 0.6 * reference.normals(KEY, 1, 0, 4)
@@ -104,16 +134,20 @@ def test_what_is_written(slots, draws):
     for slot, row in zip(slots, (w, u), strict=True):
         if slot >= 0:
             expected[slot] = row
-    assert torch.allclose(out, torch.arange(4) + w) and torch.allclose(kept, expected)
+    assert torch.allclose(out, torch.arange(4) + w)
+    assert torch.allclose(kept, expected)
     assert not torch.equal(step(state, at=4)[0], out)
     assert torch.equal(step(state, slots=slots, draws=draws)[0], out)
 
 
 @pytest.mark.parametrize("cut", [1, 16, 23])
 def test_parts_hold_the_numbers_of_the_whole(cut):
-    past = torch.randn(2, 40, generator=torch.Generator().manual_seed(1)).double()
+    drawn = torch.randn(2, 40, generator=generator(1))
+    past = drawn.double()
     whole = step(past, 9)[1]
-    parts = step(past[:, :cut], 9)[1], step(past[:, cut:], 9 + cut)[1]
+    last = step(past[:, cut:], 9 + cut)[1]
+    parts = step(past[:, :cut], 9)[1], last
+    # sums in another order
     assert torch.allclose(torch.cat(parts, 1), whole, rtol=1e-13)
 
 
@@ -131,19 +165,35 @@ CASES = [
 
 @pytest.mark.parametrize(("memory", "size", "first", "slots", "dtype"), CASES)
 @pytest.mark.parametrize("draws", [1, 3])
-def test_both_forms_agree(device, memory, size, first, slots, dtype, draws):
+def test_both_forms_agree(
+    device,
+    memory,
+    size,
+    first,
+    slots,
+    dtype,
+    draws,
+):
     fused = pytest.importorskip("torchdp.kernels.correlated_noise.fused")
-    state = torch.randn(memory, 2 * size, generator=torch.Generator().manual_seed(size))[
-        :, size:
-    ].double()
+    # a part of a wider state: not contiguous
+    wide = torch.randn(memory, 2 * size, generator=generator(size))
+    state = wide[:, size:].double()
     given = {"at": 9, "dtype": dtype, "draws": draws}
     wanted = step(state, first, size, slots, **given)
-    found = step(state, first, size, slots, device=device, form=fused.add, **given)
+    found = step(
+        state,
+        first,
+        size,
+        slots,
+        device=device,
+        form=fused.add,
+        **given,
+    )
     close = (
         {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-11, "atol": 1e-12}
     )
     for ours, theirs in zip(found, wanted, strict=True):
-        torch.testing.assert_close(ours.cpu(), theirs, **close)
+        assert_close(ours.cpu(), theirs, **close)
 
 
 def test_both_forms_take_further_bits(device, monkeypatch):
@@ -151,7 +201,7 @@ def test_both_forms_take_further_bits(device, monkeypatch):
     fused = pytest.importorskip("torchdp.kernels.correlated_noise.fused")
     if device.type == "cuda":
         pytest.skip("a compiled kernel keeps its constants")
-    past = torch.zeros(1, 50, dtype=torch.float64)
+    past = torch.zeros(1, 50).double()
     usual = step(past)[0]
     for name, value in (("COARSE", 2**62), ("MOST", 255)):
         monkeypatch.setattr(reference, name, value)
@@ -159,8 +209,7 @@ def test_both_forms_take_further_bits(device, monkeypatch):
         monkeypatch.setattr(fused, name, fused.tl.constexpr(value))
     wanted = step(past)[0]
     found = step(past, device=device, form=fused.add)[0]
-    torch.testing.assert_close(found.cpu(), wanted, rtol=1e-11, atol=1e-11)
+    assert_close(found.cpu(), wanted, rtol=1e-11, atol=1e-11)
     monkeypatch.setattr(reference, "COARSE", 0)
-    assert not torch.allclose(step(past)[0], wanted, rtol=1e-6) and not torch.allclose(
-        usual, wanted
-    )
+    assert not torch.allclose(step(past)[0], wanted, rtol=1e-6)
+    assert not torch.allclose(usual, wanted)

@@ -18,7 +18,8 @@ def fused(monkeypatch, device):
     monkeypatch.setenv("TORCHDP_KERNELS", "fused")
     monkeypatch.setattr("torchdp.kernels.dispatch.Kernel._trial", lambda *_: None)
     blocks = pytest.importorskip("torchdp.kernels.unary_counts.fused")
-    monkeypatch.setattr(blocks, "WORDS", 1024)  # of the size that suits the interpreter
+    # of the size that suits the interpreter
+    monkeypatch.setattr(blocks, "WORDS", 1024)
     monkeypatch.setattr(blocks, "USERS", 1024)
     return device
 
@@ -34,12 +35,16 @@ def test_collecting_takes_the_fused_path_and_has_the_law_of_the_aggregate(fused)
         noise = SeededNoise(3, fused)
         tally = oracle.collect(x.to(fused), noise=noise)
         assert oracle.check(tally).n == len(x)
-        deviation = (oracle.workload_variance(torch.eye(4)) @ held.double()).sqrt()
-        assert float(((oracle.totals(tally).cpu() - held) / deviation).abs().max()) < 5.2
+        variances = oracle.workload_variance(torch.eye(4)) @ held.double()
+        deviation = variances.sqrt()
+        # the largest of many deviations, each of them normal
+        assert ((oracle.totals(tally).cpu() - held) / deviation).abs().max() < 5.2
         wrong = kind(4, 0.3).totals(tally).cpu()
-        assert float(((wrong - held) / deviation).abs().max()) > 5.2
+        # negative control: read with another epsilon
+        assert ((wrong - held) / deviation).abs().max() > 5.2
         again = oracle.collect(x.to(fused), noise=noise)
-        assert not torch.equal(again["reports"], tally["reports"])  # a new key from the same noise
+        # a new key from the same noise
+        assert not torch.equal(again["reports"], tally["reports"])
 
 
 @pytest.mark.gpu

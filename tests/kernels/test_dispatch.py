@@ -2,7 +2,6 @@
 word used twice, a crash that hides its cause. Faults planted in fused kernels
 (experiments/bench/mutations.txt) are seen before data."""
 
-import importlib.util
 import os
 import sys
 import threading
@@ -13,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from laws import executed
+from torch.testing import assert_close
 
 from torchdp.kernels import correlated_noise, dispatch, privunit, response_counts, rounded_features
 from torchdp.kernels.dispatch import Kernel, examples
@@ -128,18 +129,20 @@ def test_a_fall_back_amid_a_call_uses_no_word_twice_and_gives_the_same_integers(
     monkeypatch.setattr(
         "torchdp.randomizers.alphabet.randomized_response.keyed", lambda device: True
     )
-    oracle, x, found = RandomizedResponse(16, 1.0), torch.arange(4000) % 16, []
+    oracle = RandomizedResponse(16, 1.0)
+    x = torch.arange(4000) % 16
+    found = []
     for fused, faults in ((late, 1), (counts, 0)):
         monkeypatch.setattr(response_counts, "COUNTS", kernel(monkeypatch, fused))
         noise = SeededNoise(5)
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
-            found.append(
-                [*(oracle.collect(x, noise=noise)["reports"] for _ in range(3)), noise.words((1,))]
-            )
+            reports = [oracle.collect(x, noise=noise)["reports"] for _ in range(3)]
+            found.append([*reports, noise.words((1,))])
         assert len(seen) == faults
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
-    assert not torch.equal(found[0][0], found[0][1])  # the next call has a key of its own
+    # the next call has a key of its own
+    assert not torch.equal(found[0][0], found[0][1])
 
 
 def test_fused_asked_for_does_not_fall_back_amid_a_call(monkeypatch):
@@ -171,13 +174,19 @@ def test_the_result_of_a_trial_lies_in_memory_that_held_something_else(auto, mon
 
 
 def test_sums_are_drawn_from_a_key_on_cuda_and_where_fused_is_asked_for(monkeypatch):
-    for chosen, here in (("auto", False), ("reference", False), ("fused", True)):
+    for chosen, here in (
+        ("auto", False),
+        ("reference", False),
+        ("fused", True),
+    ):
         monkeypatch.setenv("TORCHDP_KERNELS", chosen)
-        assert dispatch.keyed("cuda:1") and dispatch.keyed(CPU) == here
+        assert dispatch.keyed("cuda:1")
+        assert dispatch.keyed(CPU) == here
 
 
 def test_threads_that_come_at_once_try_a_kernel_once(auto, monkeypatch):
-    made, tried = kernel(monkeypatch, counts), []
+    made = kernel(monkeypatch, counts)
+    tried = []
 
     def trial(device):
         tried.append(device)
@@ -188,7 +197,8 @@ def test_threads_that_come_at_once_try_a_kernel_once(auto, monkeypatch):
     with warnings.catch_warnings(record=True) as seen, ThreadPoolExecutor(8) as pool:
         warnings.simplefilter("always")
         found = list(pool.map(lambda _: made(CPU, *CALL), range(16)))
-    assert len(tried) == len(seen) == 1 and all(torch.equal(each, counts(*CALL)) for each in found)
+    assert len(tried) == len(seen) == 1
+    assert all(torch.equal(each, counts(*CALL)) for each in found)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
@@ -206,11 +216,13 @@ def test_a_child_that_is_forked_amid_another_threads_trial_tries_for_itself(auto
     thread.start()
     begun.wait()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        # of forks beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if not child:
         monkeypatch.setattr(made, "_trial", lambda device: None)
-        os._exit(made.fault(CPU) is not None)  # where the lock is still held, never
+        # where the lock is still held, never
+        os._exit(made.fault(CPU) is not None)
     end = time.monotonic() + 30
     status = (0, 0)
     while status == (0, 0) and time.monotonic() < end:
@@ -300,7 +312,8 @@ def test_an_operation_in_place_that_can_not_be_launched_has_written_nothing(
     correlated_noise.reference.add(wanted, *rest)
     with pytest.warns(RuntimeWarning, match="does not run"):
         correlated_noise.add(changed, *rest)
-    assert all(map(torch.equal, changed, wanted)) and len(launches) == 1
+    assert all(map(torch.equal, changed, wanted))
+    assert len(launches) == 1
 
 
 @pytest.mark.parametrize(
@@ -337,7 +350,8 @@ def test_the_reference_of_a_large_crowd_takes_its_users_in_parts(
 ):
     """What stands in for a kernel on a GPU must not hold all messages or bits at once."""
     arguments, options = example(CPU, 30)
-    inner, sizes = getattr(module, specification), []
+    inner = getattr(module, specification)
+    sizes = []
 
     def watched(*some, **named):
         made = inner(*some, **named)
@@ -351,10 +365,9 @@ def test_the_reference_of_a_large_crowd_takes_its_users_in_parts(
     monkeypatch.setattr(module, limit, 7 * width)
     parts = getattr(module, form)(*arguments, **options)
     assert set(sizes) == {7, 2}
-    assert (
-        float((parts - whole).abs().max())
-        <= 1e-5 * float(whole.abs().max()) * whole.is_floating_point()
-    )
+    size = float(whole.abs().max())
+    # counts agree exactly, sums of floats up to their order
+    assert (parts - whole).abs().max() <= 1e-5 * size * whole.is_floating_point()
 
 
 def test_a_callers_autocast_does_not_spoil_the_trial(auto, monkeypatch):
@@ -372,13 +385,14 @@ def test_a_callers_autocast_does_not_spoil_the_trial(auto, monkeypatch):
 def test_collect_by_either_form_gives_the_same_sum(device, monkeypatch):
     monkeypatch.setattr(Kernel, "_trial", lambda *_: None)
     randomizer = PrivUnit(3, 2.0)
-    points = torch.eye(3, dtype=torch.float64)[:2].to(device) / 2
-    counts, found = torch.tensor([5, 8], device=device), []
+    points = torch.eye(3).double()[:2].to(device) / 2
+    counts = torch.tensor([5, 8], device=device)
+    found = []
     for chosen in ("fused", "reference"):
         monkeypatch.setenv("TORCHDP_KERNELS", chosen)
         monkeypatch.setattr("torchdp.randomizers.ball.privunit.keyed", lambda device: True)
         found.append(randomizer.collect_crowd(points, counts, SeededNoise(1, device))["sum"])
-    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+    assert_close(*found, rtol=1e-12, atol=1e-12)
 
 
 # In no time; the others are slow in Triton's interpreter.
@@ -393,10 +407,7 @@ bands have no noise of their own"""
 def planted():
     """The faults of fused kernels in the list of mutations."""
     path = ROOT / "experiments" / "bench" / "mutations.py"
-    spec = importlib.util.spec_from_file_location("mutations", path)
-    mutations = importlib.util.module_from_spec(spec)
-    sys.modules["mutations"] = mutations  # where its records look for their annotations
-    spec.loader.exec_module(mutations)
+    mutations = executed(path, registered=True)
     for fault in mutations.read(mutations.FAULTS.read_text()):
         *_, folder, file = fault.file.split("/")
         seen = fault.what not in BEYOND.replace("\n", " ").split(", ")
@@ -412,10 +423,7 @@ def test_a_fault_in_a_branch_is_seen_before_data(device, package, fault, monkeyp
         pytest.skip("faults are planted in Triton's interpreter")
     path = tmp_path / f"{package.rpartition('.')[2]}_with_a_fault.py"
     path.write_text(fault.code(ROOT))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setitem(sys.modules, f"{package}.fused", module)
+    monkeypatch.setitem(sys.modules, f"{package}.fused", executed(path))
     tried = [
         Kernel(each.package, each.operation, each.plain, each.example, each.tolerance, each.slips)
         for each in KERNELS

@@ -24,25 +24,27 @@ def automatic(monkeypatch):
 
 def test_on_a_cpu_the_references_are_used(capsys):
     code, page = told(capsys, "--device", "cpu")
-    assert (
-        code == 0
-        and f"torch {torch.__version__.partition('+')[0]}" in page
-        and "cpu        " in page
-    )
-    assert "[1] fused kernels need a CUDA device" in page and page.count("reference [1]") == len(
-        KERNELS
-    )
+    assert code == 0
+    assert f"torch {torch.__version__.partition('+')[0]}" in page
+    assert "cpu        " in page
+    assert "[1] fused kernels need a CUDA device" in page
+    assert page.count("reference [1]") == len(KERNELS)
 
 
 def test_verdicts_are_said_and_a_kernel_that_fails_is_the_exit_code(capsys, monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # restored afterwards
+    # restored afterwards
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(Kernel, "fault", lambda self, device: None)
     code, page = told(capsys, "--interpret")
-    assert code == 0 and "in Triton's interpreter" in page and page.count("fused") == len(KERNELS)
+    assert code == 0
+    assert "in Triton's interpreter" in page
+    assert page.count("fused") == len(KERNELS)
     said = "does not agree with its reference"
     monkeypatch.setattr(Kernel, "fault", lambda self, device: said if self is KERNELS[2] else None)
     code, page = told(capsys, "--interpret")
-    assert code == 1 and page.count("reference [1]") == 1 and f"[1] {said}" in page
+    assert code == 1
+    assert page.count("reference [1]") == 1
+    assert f"[1] {said}" in page
 
 
 def test_a_kernel_that_kills_its_context_is_named(monkeypatch):
@@ -63,4 +65,6 @@ def test_a_kernel_that_kills_its_context_is_named(monkeypatch):
 def test_bad_arguments_are_one_line(arguments, message, capsys):
     assert cli.main(["doctor", *arguments]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("torchdp doctor: ") and message in said and said.count("\n") == 1
+    assert said.startswith("torchdp doctor: ")
+    assert message in said
+    assert said.count("\n") == 1

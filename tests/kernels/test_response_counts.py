@@ -11,15 +11,24 @@ import torch
 from torchdp.kernels import philox, response_counts
 from torchdp.kernels.response_counts import reference
 
-WORDS = 2**63  # numbers that a user may draw
-CASES = [(2, 0.1), (3, 1.0), (5, 8.0), (8, 20.0), (3, 700.0), (1000, 0.5)]
+# numbers that a user may draw
+WORDS = 2**63
+CASES = [
+    (2, 0.1),
+    (3, 1.0),
+    (5, 8.0),
+    (8, 20.0),
+    (3, 700.0),
+    (1000, 0.5),
+]
 
 
 def exact_step(k, epsilon):
     """Numbers that each other value may own at most: floor(2^63 q), q = 1/(e^epsilon + k - 1) to
     float64.
     """
-    return math.floor(Fraction(1 / (math.exp(epsilon) + k - 1)) * WORDS)
+    chance = 1 / (math.exp(epsilon) + k - 1)
+    return math.floor(Fraction(chance) * WORDS)
 
 
 def owned(report, k, step, x):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from torchdp import secure, sketching, training
 from torchdp.kernels import correlated_noise, guided_draws
@@ -19,9 +20,10 @@ def one_and_many(count):
 
 
 def counter(size):
-    C = torch.eye(6, dtype=torch.float64)
+    C = torch.eye(6).double()
     for band in (1, 2):
-        C += 0.5**band * torch.eye(6, dtype=torch.float64).roll(band, 0).tril(-band)
+        identity = torch.eye(6).double()
+        C += 0.5**band * identity.roll(band, 0).tril(-band)
 
     def run():
         noise = training.CorrelatedNoise(C, size, 1.0, noise=SeededNoise(0, CPU))
@@ -30,7 +32,15 @@ def counter(size):
     return run
 
 
-@pytest.mark.parametrize("call", [one_and_many(1), one_and_many(3), counter(1), counter(5)])
+@pytest.mark.parametrize(
+    "call",
+    [
+        one_and_many(1),
+        one_and_many(3),
+        counter(1),
+        counter(5),
+    ],
+)
 def test_a_call_of_one_runs_fused_and_agrees(device, monkeypatch, call):
     if device.type != "cpu":
         pytest.skip("planned for Triton's interpreter")
@@ -40,9 +50,10 @@ def test_a_call_of_one_runs_fused_and_agrees(device, monkeypatch, call):
     monkeypatch.setenv("TORCHDP_KERNELS", "fused")
     found = call()
     if wanted.is_floating_point():
-        torch.testing.assert_close(found, wanted)
+        assert_close(found, wanted)
     else:
-        assert int((found - wanted).abs().max()) <= 1  # a half within the error of floats
+        # a half within the error of floats
+        assert int((found - wanted).abs().max()) <= 1
 
 
 def test_strided_tensors_are_refused_where_only_their_address_is_passed():
@@ -51,10 +62,17 @@ def test_strided_tensors_are_refused_where_only_their_address_is_passed():
     with pytest.raises(ValueError, match="out must be contiguous"):
         guided_draws.fill(torch.zeros(128, dtype=torch.int64)[::2], parts, cells)
     key = torch.zeros(8, dtype=torch.int32)
-    one = torch.ones(1, dtype=torch.float64)
+    one = torch.ones(1).double()
     lags = torch.zeros(1, dtype=torch.int32)
-    now = Step(one, one, torch.ones(2, dtype=torch.float64), lags)
-    wide = torch.zeros(16, dtype=torch.float64)
-    state = torch.zeros(1, 8, dtype=torch.float64)
+    now = Step(one, one, torch.ones(2).double(), lags)
+    wide = torch.zeros(16).double()
+    state = torch.zeros(1, 8).double()
     with pytest.raises(ValueError, match="total must be contiguous"):
-        correlated_noise.add((wide[:8], state), wide[::2], now, key, 0, 0)
+        correlated_noise.add(
+            (wide[:8], state),
+            wide[::2],
+            now,
+            key,
+            0,
+            0,
+        )

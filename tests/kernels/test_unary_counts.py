@@ -26,7 +26,12 @@ def digits_of(key, user, column, count):
     """The first binary digits of the uniform number behind one bit, as integer."""
     number = 0
     for stream in range(-(-count // 4)):
-        for word in philox.words(key, torch.tensor(user // 32), torch.tensor(column), stream):
+        for word in philox.words(
+            key,
+            torch.tensor(user // 32),
+            torch.tensor(column),
+            stream,
+        ):
             number = 2 * number + 1 - (int(word) >> user % 32 & 1)
     return number >> -count % 4
 
@@ -54,20 +59,54 @@ def test_tallies_are_sums_of_messages_and_add_up(first, n, monkeypatch):
     off = 0.27
     monkeypatch.setattr(reference, "BITS_AT_ONCE", 100)
     x = torch.arange(n) ** 2 % k
-    messages = reference.messages(x, k, lost, off, 3, first)
+    messages = reference.messages(
+        x,
+        k,
+        lost,
+        off,
+        3,
+        first,
+    )
     assert messages.shape == (n, k)
     for i in range(n):
         assert torch.equal(
-            messages[i : i + 1], reference.messages(x[i : i + 1], k, lost, off, 3, first + i)
+            messages[i : i + 1],
+            reference.messages(
+                x[i : i + 1],
+                k,
+                lost,
+                off,
+                3,
+                first + i,
+            ),
         )
-    total = unary_counts.tally(x, k, lost, off, 3, first)
+    total = unary_counts.tally(
+        x,
+        k,
+        lost,
+        off,
+        3,
+        first,
+    )
     assert total.tolist() == [*messages.sum(0).tolist(), n]
     for cut in (0, 1, n // 2):
-        parts = [
-            unary_counts.tally(part, k, lost, off, 3, at)
-            for part, at in ((x[:cut], first), (x[cut:], first + cut))
-        ]
-        assert torch.equal(parts[0] + parts[1], total)
+        one = unary_counts.tally(
+            x[:cut],
+            k,
+            lost,
+            off,
+            3,
+            first,
+        )
+        two = unary_counts.tally(
+            x[cut:],
+            k,
+            lost,
+            off,
+            3,
+            first + cut,
+        )
+        assert torch.equal(one + two, total)
 
 
 def test_an_own_bit_is_lost_exactly_where_its_uniform_number_is_below_the_chance():
@@ -77,4 +116,5 @@ def test_an_own_bit_is_lost_exactly_where_its_uniform_number_is_below_the_chance
     lost = 0.3
     own = reference.messages(torch.zeros(n, dtype=torch.int64), k, lost, 0.0, 5, 0)[:, 0]
     below = [Fraction(digits_of(5, user, k, 60), 2**60) < Fraction(lost) for user in range(n)]
-    assert own.tolist() == [int(not b) for b in below] and 0 < sum(below) < n
+    assert own.tolist() == [int(not b) for b in below]
+    assert 0 < sum(below) < n

@@ -2,13 +2,12 @@
 nothing.
 """
 
-import itertools
 import math
 import sys
 
 import numpy as np
 import pytest
-from laws import hockey_stick
+from laws import hockey_stick, product_pair
 from scipy.optimize import brentq
 
 from torchdp.privacy import composed_delta, composed_epsilon, gaussian_log_delta
@@ -23,20 +22,20 @@ def profile_of(p, q):
     return pair_profile(p, np.log(p / q), 0.0)
 
 
-def product(pairs):
-    p, q = (
-        np.array([math.prod(x) for x in itertools.product(*side)])
-        for side in zip(*pairs, strict=True)
-    )
-    return p, q
+def mixture(there, back, epsilon):
+    """delta of so many pairs one way round and so many the other, written out."""
+    p, q = UNEVEN
+    pairs = [(p, q)] * there + [(q, p)] * back
+    return hockey_stick(*product_pair(pairs), epsilon)
 
 
 @pytest.mark.parametrize("instances", [1, 2, 5, 8])
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0, 2.0])
 def test_guarantee_composed_delta_is_never_below_products_written_out(instances, epsilon):
     p, q = UNEVEN
-    truth = hockey_stick(*product([(p, q)] * instances), epsilon)
+    truth = mixture(instances, 0, epsilon)
     found = composed_delta([profile_of(p, q)], instances, epsilon)
+    # never below the truth, and above it by the grid of losses alone
     assert truth <= found <= truth * 1.001 + 2e-5
     if truth > 1e-3:
         # one more is seen
@@ -47,18 +46,17 @@ def test_guarantee_composed_delta_is_never_below_products_written_out(instances,
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
 def test_guarantee_both_directions_cover_every_mixture(instances, epsilon):
     p, q = UNEVEN
-    mixtures = [
-        hockey_stick(*product([(p, q)] * j + [(q, p)] * (instances - j)), epsilon)
-        for j in range(instances + 1)
-    ]
+    mixtures = [mixture(j, instances - j, epsilon) for j in range(instances + 1)]
     found = composed_delta([profile_of(p, q), profile_of(q, p)], instances, epsilon)
+    # each direction is rounded up on the grid of losses
     assert max(mixtures) <= found <= 1.03 * max(mixtures) + 2e-5
 
 
 def test_one_direction_alone_is_not_enough():
     p, q = UNEVEN
-    truth = hockey_stick(*product([(q, p)] * 5), 2.0), hockey_stick(*product([(p, q)] * 5), 2.0)
+    truth = mixture(0, 5, 2.0), mixture(5, 0, 2.0)
     assert composed_delta([profile_of(q, p)], 5, 2.0) < truth[1] - 1e-3
+    # both directions cover
     assert composed_delta([profile_of(p, q)], 5, 2.0) >= max(truth)
 
 
@@ -68,23 +66,24 @@ def test_guarantee_gaussian_noise_composes_to_gaussian_noise(instances):
     for epsilon in (0.5, 1.0, 2.0):
         truth = math.exp(gaussian_log_delta(sigma, epsilon, math.sqrt(instances)))
         found = composed_delta([gaussian_profile(sigma)], instances, epsilon)
+        # what is added for transforms, and the grid's half per cent
         assert truth <= found <= 1.005 * truth + 2 * rounding(instances)
+        # one per cent less noise is seen
         assert composed_delta([gaussian_profile(0.99 * sigma)], instances, epsilon) > found
 
 
 def test_guarantee_pure_privacy_composes_to_the_optimal_bound():
-    # Kairouz, Oh, Viswanath (2015), Theorem 3.3: binomial losses
+    # Kairouz, Oh, Viswanath 2015, Theorem 3.3: binomial losses
     instances = 30
     each = 0.1
     likely = 1 / (1 + math.exp(-each))
     for epsilon in (0.2, 1.0, 2.0):
         ones = range(instances + 1)
         law = [math.comb(instances, j) * likely**j * (1 - likely) ** (instances - j) for j in ones]
-        truth = math.fsum(
-            m * max(0, 1 - math.exp(epsilon - (2 * j - instances) * each))
-            for j, m in zip(ones, law, strict=True)
-        )
+        excess = [max(0, 1 - math.exp(epsilon - (2 * j - instances) * each)) for j in ones]
+        truth = math.fsum(m * more for m, more in zip(law, excess, strict=True))
         found = composed_delta([pure_profile(each)], instances, epsilon)
+        # never below the optimal bound, three per cent above it at most
         assert truth <= found <= truth * 1.03 + 1e-8
     assert composed_delta([pure_profile(each)], instances, each * instances) <= 1e-10
 
@@ -94,7 +93,9 @@ def test_guarantee_pure_privacy_composes_to_the_optimal_bound():
 def test_guarantee_composed_epsilon_inverts_composed_delta(instances, delta):
     profiles = one_type_profiles(poisson_law(40.0 * instances))
     epsilon = composed_epsilon(profiles, instances, delta)
+    # the inverse to one per cent, on the side that is safe
     assert composed_delta(profiles, instances, epsilon) <= delta * 1.01
+    # and not much more epsilon than needed
     assert composed_delta(profiles, instances, 0.98 * epsilon) > delta or epsilon == 0
 
 
@@ -120,26 +121,27 @@ def tilted_delta(pmf, instances, epsilon):
         weights = p * np.exp(tilt * (losses - losses[-1]))
         return weights / weights.sum(), math.log(weights.sum()) + tilt * losses[-1]
 
+    # where the tilted mean is epsilon; e^700 is nearly the largest float
+    steepest = 700 / np.ptp(losses)
     tilt = brentq(
         lambda t: instances * law(t)[0] @ losses - epsilon,
-        -700 / np.ptp(losses),
-        700 / np.ptp(losses),
+        -steepest,
+        steepest,
     )
     q, log = law(tilt)
-    size = 1 << math.ceil(
-        math.log2(max(80 * math.sqrt(instances * (q @ index**2 - (q @ index) ** 2)), 2 * len(p)))
-    )
+    mean = q @ index
+    deviation = math.sqrt(instances * (q @ index**2 - mean**2))
+    # eighty deviations: what wraps round is nothing
+    size = 1 << math.ceil(math.log2(max(80 * deviation, 2 * len(p))))
     composed = np.fft.irfft(np.fft.rfft(q, size) ** instances, size)
-    start = round(instances * (q @ index)) - size // 2
+    start = round(instances * mean) - size // 2
     total = (instances * first + start + np.arange(size)) * step
     composed = np.roll(composed, -start)
     above = total > epsilon
-    kept = (
-        composed[above]
-        * np.exp(instances * log - tilt * total[above])
-        * -np.expm1(epsilon - total[above])
-    )
-    return float(kept.sum()) - math.expm1(instances * math.log1p(-pmf._infinity_mass))
+    weights = np.exp(instances * log - tilt * total[above])
+    kept = composed[above] * weights * -np.expm1(epsilon - total[above])
+    infinite = -math.expm1(instances * math.log1p(-pmf._infinity_mass))
+    return float(kept.sum()) + infinite
 
 
 @pytest.mark.parametrize("instances", [16, 768, 20_000])
@@ -163,7 +165,12 @@ def test_next_to_no_noise_is_next_to_no_privacy():
     assert composed_delta([gaussian_profile(1e-3)] * 2, 3, 1.0) == 1
     assert composed_epsilon([gaussian_profile(1e-3)] * 2, 3, 1e-3) == math.inf
     # the losses span many scales
-    rare = pair_profile(np.array([1e-5, 1 - 1e-5]), np.array([600.0, -1e-5]), 0.0)
+    rare = pair_profile(
+        np.array([1e-5, 1 - 1e-5]),
+        np.array([600.0, -1e-5]),
+        0.0,
+    )
+    # a rare loss is added up, not drowned in what transforms lose
     assert 1e-5 <= composed_delta([rare], 10, 1.0) <= 1.1e-4
 
 

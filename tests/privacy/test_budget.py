@@ -36,25 +36,32 @@ def test_sums_are_spent_to_the_end_and_no_further():
     for _ in range(3):
         # three thirds fit, whichever way they were rounded
         left = budget.spend(asked(1 / 3, 1e-6 / 3))
-    assert left == budget.left and (left.epsilon, left.delta) == pytest.approx(
-        (0.0, 0.0), abs=1e-15
-    )
-    for more in (asked(1e-8), asked(0.0, 1e-14), asked(1.0)):
+    assert left == budget.left
+    assert (left.epsilon, left.delta) == pytest.approx((0.0, 0.0), abs=1e-15)
+    for more in (
+        asked(1e-8),
+        asked(0.0, 1e-14),
+        asked(1.0),
+    ):
         with pytest.raises(ValueError, match=r"more than the budget has left.*left: .*epsilon = "):
             budget.spend(more)
-    assert budget.spend(asked(0.0)) == left  # nothing costs nothing
+    # nothing costs nothing
+    assert budget.spend(asked(0.0)) == left
 
 
 def test_gaussian_noise_is_spent_by_the_square():
     mu = 1 / gaussian_sigma(1.0, 1e-6)
     budget = Budget(normal(mu))
     for left in range(15, -1, -1):
-        found = budget.spend(normal(mu / 4, 1e-9))  # at whatever delta
+        # at whatever delta
+        found = budget.spend(normal(mu / 4, 1e-9))
         assert found.mu == pytest.approx(mu * math.sqrt(left) / 4, abs=1e-6)
-        assert found.epsilon <= 1.0 + 1e-9 and found.delta == 1e-6
+        assert found.epsilon <= 1.0 + 1e-9
+        assert found.delta == 1e-6
     with pytest.raises(ValueError, match="more than the budget has left"):
         budget.spend(normal(mu / 1000))
-    summed = Budget(asked(1.0, 1e-6))  # the same releases by sums
+    # the same releases by sums
+    summed = Budget(asked(1.0, 1e-6))
     for _ in range(3):
         summed.spend(normal(mu / 4, 1e-8))
     with pytest.raises(ValueError, match="more"):
@@ -67,13 +74,15 @@ def test_rounded_integers_spend_their_variation_too():
 
     budget = Budget(integers(1.0, 1e-25))
     left = budget.spend(integers(0.5, 0.75e-25))
-    assert left.arithmetic is Arithmetic.ROUNDED and left.variation == pytest.approx(0.25e-25)
+    assert left.arithmetic is Arithmetic.ROUNDED
+    assert left.variation == pytest.approx(0.25e-25)
     for more in (integers(0.5, 0.3e-25), integers(0.9, 0.2e-25)):
         with pytest.raises(ValueError, match=r"more than the budget has left.*variation = 2.5e-26"):
             budget.spend(more)
     with pytest.raises(ValueError, match="kind of privacy"):
         budget.spend(normal(0.5))
-    real = Budget(normal(1.0))  # of real numbers: their theorem alone
+    # of real numbers: their theorem alone
+    real = Budget(normal(1.0))
     assert real.spend(integers(0.5, 0.75e-25)).variation == 0
 
 
@@ -110,17 +119,23 @@ def test_guarantee_of_mu_against_responses_chosen_as_answers_come_in(epsilon):
     costs = {each: cost(each) for each in (1, 2, 4, 6)}
     allowed = 0.5 * (math.erfc(-(0.45 - epsilon / 0.9) / math.sqrt(2)))
     allowed -= math.exp(epsilon) * 0.5 * math.erfc((0.45 + epsilon / 0.9) / math.sqrt(2))
+    # the best adversary takes a third of what the bound allows
     assert 0.3 * allowed < worst(costs, 0.81, epsilon, 12) <= allowed
-    cheap = {each: (each / 10) ** 2 / 2 for each in costs}  # half of what zCDP would take
+    # half of what zCDP would take
+    cheap = {each: (each / 10) ** 2 / 2 for each in costs}
     assert worst(cheap, 0.81, epsilon, 12) > 1.1 * allowed
 
 
 def test_guarantee_of_sums_against_responses_chosen_as_answers_come_in():
     def cost(each):
-        return 1 - Budget(asked(1.0)).spend(asked(each / 10)).epsilon
+        budget = Budget(asked(1.0))
+        return 1 - budget.spend(asked(each / 10)).epsilon
 
     costs = {each: cost(each) for each in (1, 2, 4, 6)}
-    assert worst(costs, 1.0, 1.0, 10) <= 1e-12 and worst(costs, 1.0, 0.95, 10) > 0.01
+    assert worst(costs, 1.0, 1.0, 10) <= 1e-12
+    # five per cent less epsilon is not enough
+    assert worst(costs, 1.0, 0.95, 10) > 0.01
+    # negative control: responses that cost a tenth less
     assert worst({each: 0.9 * cost for each, cost in costs.items()}, 1.0, 1.0, 12) > 0.01
 
 
@@ -130,13 +145,13 @@ def test_guarantee_mu_of_pure_privacy_is_the_least_that_covers_it(epsilon):
     mu = math.sqrt(100.0**2 - budget.spend(asked(epsilon)).mu ** 2)
     # the Gaussian trade-off curve meets the response's corner
     lie = 0.5 * math.erfc(mu / 2 / math.sqrt(2))
-    assert math.log(lie) == pytest.approx(
-        -epsilon - math.log1p(math.exp(-epsilon)), rel=1e-6, abs=1e-5
-    )
+    expected = -epsilon - math.log1p(math.exp(-epsilon))
+    assert math.log(lie) == pytest.approx(expected, rel=1e-6, abs=1e-5)
 
 
 def test_threads_spend_what_there_is_and_no_more():
-    budget, passed = Budget(asked(1.0)), []
+    budget = Budget(asked(1.0))
+    passed = []
 
     def spend():
         for _ in range(50):
@@ -151,7 +166,8 @@ def test_threads_spend_what_there_is_and_no_more():
         each.start()
     for each in threads:
         each.join()
-    assert len(passed) == 64 and budget.left.epsilon == 0
+    assert len(passed) == 64
+    assert budget.left.epsilon == 0
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])

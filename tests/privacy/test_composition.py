@@ -3,13 +3,11 @@ dp_accounting makes of it.
 """
 
 import dataclasses
-import itertools
 import math
 
 import mpmath
-import numpy as np
 import pytest
-from laws import worst_pair
+from laws import hockey_stick, product_pair, worst_pair
 
 from torchdp import factorization, queries, randomizers, regression, secure, sketching, workloads
 from torchdp.privacy import (
@@ -43,14 +41,22 @@ def gaussian_delta(mu, epsilon):
         return mpmath.ncdf(mu / 2 - epsilon / mu) - mpmath.exp(epsilon) * low
 
 
-@pytest.mark.parametrize("mus", [(0.5, 0.5), (0.3, 1.2, 0.4), (1e-3, 4.0), (0.05,) * 400])
+@pytest.mark.parametrize(
+    "mus",
+    [
+        (0.5, 0.5),
+        (0.3, 1.2, 0.4),
+        (1e-3, 4.0),
+        (0.05,) * 400,
+    ],
+)
 def test_guarantee_gaussian_noise_composes_to_gaussian_noise(mus):
     parts = [normal(mu, 1e-6 / len(mus)) for mu in mus]
     total = compose(parts)
     mu = math.sqrt(math.fsum(m * m for m in mus))
-    assert total.mu == pytest.approx(mu, rel=1e-14) and total.delta == pytest.approx(
-        1e-6, rel=1e-12
-    )
+    # a root of a sum of squares
+    assert total.mu == pytest.approx(mu, rel=1e-14)
+    assert total.delta == pytest.approx(1e-6, rel=1e-12)
     assert (
         gaussian_delta(mu, total.epsilon)
         <= total.delta
@@ -64,57 +70,71 @@ def test_guarantee_gaussian_noise_composes_to_gaussian_noise(mus):
 
 
 def test_gaussian_noise_beside_others_counts_once():
-    parts = [normal(0.5), pure(0.7, 1e-6), normal(0.5), pure(0.2)]
+    parts = [
+        normal(0.5),
+        pure(0.7, 1e-6),
+        normal(0.5),
+        pure(0.2),
+    ]
     total = compose(parts)
     together = compose([parts[0], parts[2]])
-    assert total.epsilon == pytest.approx(together.epsilon + 0.9, rel=1e-14) and total.mu is None
-    assert total.delta == pytest.approx(1.2e-6, rel=1e-12) and not total.exact
+    assert total.epsilon == pytest.approx(together.epsilon + 0.9, rel=1e-14)
+    assert total.mu is None
+    assert total.delta == pytest.approx(1.2e-6, rel=1e-12)
+    assert not total.exact
 
 
 @pytest.mark.parametrize("delta", [1e-8, 1e-3])
 @pytest.mark.parametrize(
-    ("each", "mu", "times"), [(0.5, 0.6, 1), (0.1, 0.2, 20), (2.0, 0.05, 3), (0.01, 3.0, 4)]
+    ("each", "mu", "times"),
+    [
+        (0.5, 0.6, 1),
+        (0.1, 0.2, 20),
+        (2.0, 0.05, 3),
+        (0.01, 3.0, 4),
+    ],
 )
 def test_guarantee_mixtures_keep_delta_and_waste_little(each, mu, times, delta):
     likely = 1 / (1 + math.exp(-each))
 
-    def truth(epsilon):  # randomized responses lose (2 j - times) each
-        return math.fsum(
-            math.comb(times, j) * likely**j * (1 - likely) ** (times - j)
-            * float(gaussian_delta(mu, epsilon - (2 * j - times) * each))
-            for j in range(times + 1)
-        )  # fmt: skip
+    # randomized responses lose (2 j - times) each
+    def truth(epsilon):
+        terms = []
+        for j in range(times + 1):
+            chance = math.comb(times, j) * likely**j * (1 - likely) ** (times - j)
+            delta = gaussian_delta(mu, epsilon - (2 * j - times) * each)
+            terms.append(chance * float(delta))
+        return math.fsum(terms)
 
-    epsilon = compose([normal(mu), *[pure(each)] * times], delta).epsilon
+    responses = [pure(each)] * times
+    epsilon = compose([normal(mu), *responses], delta).epsilon
+    # one per cent less epsilon is not enough
     assert truth(epsilon) <= delta < truth(0.99 * epsilon)
-    assert epsilon <= compose([normal(mu, delta), *[pure(each)] * times]).epsilon
+    assert epsilon <= compose([normal(mu, delta), *responses]).epsilon
 
 
 @pytest.mark.parametrize(
     "kinds", [[(0.3, 1e-3)] * 5, [(1.0, 1e-4), (0.2, 1e-3), (0.5, 0.0), (0.5, 0.0)]]
 )
 def test_guarantee_worst_pairs_written_out(kinds):
-    pairs = [worst_pair(*kind) for kind in kinds]
-    p, q = (
-        np.array([math.prod(x) for x in itertools.product(*side)])
-        for side in zip(*pairs, strict=True)
-    )
-
-    def truth(epsilon):
-        return float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
-
-    total = compose([pure(*kind) for kind in kinds], 0.02)
-    assert truth(total.epsilon) <= 0.02 < truth(0.97 * total.epsilon) and total.delta == 0.02
+    p, q = product_pair([worst_pair(*kind) for kind in kinds])
+    spent = [pure(*kind) for kind in kinds]
+    total = compose(spent, 0.02)
+    # three per cent less epsilon is not enough
+    assert hockey_stick(p, q, total.epsilon) <= 0.02 < hockey_stick(p, q, 0.97 * total.epsilon)
+    assert total.delta == 0.02
     with pytest.raises(ValueError, match="no epsilon"):
-        compose([pure(*kind) for kind in kinds], math.fsum(delta for _, delta in kinds) / 2)
+        compose(spent, math.fsum(delta for _, delta in kinds) / 2)
 
 
 def test_ends():
-    assert compose([pure(0.5)] * 3, 1e-15).epsilon == 1.5  # below what transforms resolve: added up
+    # below what transforms resolve: added up
+    assert compose([pure(0.5)] * 3, 1e-15).epsilon == 1.5
     assert compose([pure(math.inf), pure(1.0)], 1e-6).epsilon == math.inf
     assert compose([pure(800.0), pure(1.0)], 1e-6).epsilon == 801.0
     assert compose([pure(0.0)] * 2, 1e-6).epsilon == 0
-    large = normal(999.0), normal(50.0)  # too large for a curve of both: added up
+    # too large for a curve of both: added up
+    large = normal(999.0), normal(50.0)
     assert compose(large).epsilon == large[0].epsilon + large[1].epsilon > 5e5
     assert compose([normal(1e-9, 0.1)] * 4, 0.3).epsilon == 0
 
@@ -133,17 +153,16 @@ def test_guarantee_composed_integers_pay_for_all_their_tables(variation):
         (compose([*parts, pure(0.3)], 3e-6), 0.3),
     ):
         with mpmath.workdps(60):
-            up, down = (
-                gaussian_delta(0.2 * math.sqrt(12), mpmath.mpf(total.epsilon) + e)
-                for e in (-each, each)
-            )
-            paid = 12 * variation * (1 + mpmath.exp(mpmath.mpf(total.epsilon)))
+            epsilon = mpmath.mpf(total.epsilon)
+            mu = 0.2 * math.sqrt(12)
+            up = gaussian_delta(mu, epsilon - each)
+            down = gaussian_delta(mu, epsilon + each)
+            paid = 12 * variation * (1 + mpmath.exp(epsilon))
             spent = likely * up + (1 - likely) * down + paid
+        # delta is spent to a hundredth, and no more
         assert 0.99 * total.delta < spent <= total.delta
-    assert (
-        compose(parts).arithmetic is Arithmetic.ROUNDED
-        and compose(parts).variation == 12 * variation
-    )
+    assert compose(parts).arithmetic is Arithmetic.ROUNDED
+    assert compose(parts).variation == 12 * variation
     assert gaussian_epsilon(0.2, 1e-6, 1e-18) == math.inf
 
 
@@ -155,7 +174,8 @@ def test_tables_that_cost_more_than_delta_keeps_for_them_are_added_up():
     with pytest.raises(ValueError, match="no epsilon"):
         compose(parts, 1e-8)
     mixed = compose([*parts, pure(0.3)], 1e-4)
-    assert mixed.epsilon < 3 and compose([*parts, pure(0.3)], 1.2e-5).epsilon == pytest.approx(
+    assert mixed.epsilon < 3
+    assert compose([*parts, pure(0.3)], 1.2e-5).epsilon == pytest.approx(
         12 * parts[0].epsilon + 0.3
     )
 
@@ -183,9 +203,11 @@ def test_guarantee_event_means_the_same_to_dp_accounting(neighbours):
         return accountant.get_epsilon(1e-5)
 
     mine = compose(parts, 1e-5).epsilon
+    # their accountant works on a grid
     assert epsilon([g.event() for g in parts]) == pytest.approx(mine, rel=2e-3)
     twice = [normal(0.8, neighbours=neighbours), *parts[1:]]
-    assert epsilon([g.event() for g in twice]) > 1.2 * mine  # a factor of 2 is seen
+    # a factor of 2 is seen
+    assert epsilon([g.event() for g in twice]) > 1.2 * mine
 
 
 def test_events_at_the_ends():
@@ -203,19 +225,25 @@ def test_guarantee_pure_but_for_its_variation_is_spent_as_pure():
     from dp_accounting import dp_event
 
     one = randomizers.PrivUnit(4, 0.5).guarantee
-    assert one.delta > 0 and one.pure and one.event() == pure(0.5).event()
+    assert one.delta > 0
+    assert one.pure
+    assert one.event() == pure(0.5).event()
     both = compose([one, one])
-    assert (
-        both.pure
-        and both.variation == 2 * one.variation
-        and isinstance(both.event(), dp_event.RandomizedResponseDpEvent)
+    assert both.pure
+    assert both.variation == 2 * one.variation
+    assert isinstance(both.event(), dp_event.RandomizedResponseDpEvent)
+    assert not pure(1.0, 1e-6).pure
+    assert not compose([one, dataclasses.replace(one, delta=1e-6)]).pure
+    limit = gaussian_guarantee(
+        1.0,
+        1e-6,
+        1.0,
+        Model.LOCAL,
+        Neighbours.REPLACE_ONE,
     )
-    assert (
-        not pure(1.0, 1e-6).pure and not compose([one, dataclasses.replace(one, delta=1e-6)]).pure
-    )
-    limit = gaussian_guarantee(1.0, 1e-6, 1.0, Model.LOCAL, Neighbours.REPLACE_ONE)
     left = Budget(limit).spend(one)
-    assert left.mu is not None and 0 < left.mu < limit.mu
+    assert left.mu is not None
+    assert 0 < left.mu < limit.mu
 
 
 def carriers():
@@ -223,7 +251,13 @@ def carriers():
     factored = queries.FactoredQueries.of(W, factorization.factorize(W))
     yield queries.CentralFactorization(factored, 0.7, 1e-5)
     yield randomizers.GaussianVector(3, 0.7, 2.5, delta=1e-5)
-    yield secure.SecureSketch(sketching.ones(5), 2, 1.5, 0.7, 1e-5)
+    yield secure.SecureSketch(
+        sketching.ones(5),
+        2,
+        1.5,
+        0.7,
+        1e-5,
+    )
     yield regression.SecureHistogram(5, 3, 0.7, 1e-5, corrupt=1)
     yield regression.LocalRows(2, 1.5, 0.7, 1e-5)
 
@@ -231,5 +265,6 @@ def carriers():
 @pytest.mark.parametrize("protocol", list(carriers()), ids=lambda each: type(each).__name__)
 def test_guarantee_a_stated_mu_has_the_stated_epsilon(protocol):
     promised = protocol.guarantee
-    assert promised.epsilon == pytest.approx(0.7, rel=1e-9) and promised.delta == 1e-5
+    assert promised.epsilon == pytest.approx(0.7, rel=1e-9)
+    assert promised.delta == 1e-5
     assert gaussian_delta(promised.mu, 0.7) == pytest.approx(1e-5, rel=1e-6)

@@ -29,7 +29,8 @@ def exact_log_delta(sigma, epsilon, sensitivity=1.0):
         ratio = mpmath.mpf(sensitivity) / mpmath.mpf(sigma)
         epsilon = mpmath.mpf(epsilon)
         below = mpmath.ncdf(ratio / 2 - epsilon / ratio)
-        return mpmath.log(below - mpmath.exp(epsilon) * mpmath.ncdf(-ratio / 2 - epsilon / ratio))
+        above = mpmath.ncdf(-ratio / 2 - epsilon / ratio)
+        return mpmath.log(below - mpmath.exp(epsilon) * above)
 
 
 @pytest.mark.parametrize("epsilon", [*EPSILONS, 100.0])
@@ -60,7 +61,8 @@ def test_guarantee_gaussian_sigma_is_private_and_tight(epsilon, delta):
 def test_guarantee_gaussian_guarantee_is_exact(epsilon, delta):
     sigma = gaussian_sigma(epsilon, delta, 2.0)
     guarantee = gaussian_guarantee(sigma, delta, 2.0, *LOCAL)
-    assert guarantee.epsilon == pytest.approx(epsilon, rel=1e-7)  # inverts the calibration
+    # inverts the calibration
+    assert guarantee.epsilon == pytest.approx(epsilon, rel=1e-7)
     assert (guarantee.delta, guarantee.model, guarantee.neighbours, guarantee.exact) == (
         delta,
         *LOCAL,
@@ -74,7 +76,8 @@ def test_guarantee_gaussian_guarantee_is_exact(epsilon, delta):
 
 @pytest.mark.parametrize("mu", [1e-3, 0.01, 0.3, 0.7, 3.0])
 def test_guarantee_noise_that_hides_everything_at_this_delta_has_an_epsilon_of_0(mu):
-    exact = math.erf(mu / math.sqrt(8))  # the total variation distance
+    # the total variation distance
+    exact = math.erf(mu / math.sqrt(8))
     assert gaussian_log_delta(1.0, 0.0, mu) == pytest.approx(math.log(exact), abs=1e-12)
     hidden = gaussian_guarantee(1.0, exact * 1.001, mu, *LOCAL)
     assert (hidden.epsilon, hidden.delta, hidden.exact, hidden.mu) == (
@@ -84,7 +87,8 @@ def test_guarantee_noise_that_hides_everything_at_this_delta_has_an_epsilon_of_0
         mu,
     )
     seen = gaussian_guarantee(1.0, exact * 0.999, mu, *LOCAL)
-    assert 0 < seen.epsilon < 0.02 and seen.exact
+    assert 0 < seen.epsilon < 0.02
+    assert seen.exact
 
 
 def test_limits_stay_finite_or_vanish():
@@ -100,12 +104,10 @@ def test_rounded_guarantee_pays_for_its_tables():
     kind = (Model.CENTRAL, Neighbours.REPLACE_ONE)
     real = gaussian_guarantee(4.0, 1e-6, 1.0, *kind)
     whole = gaussian_guarantee(4.0, 1e-6, 1.0, *kind, 1e-30)
-    assert (
-        whole.arithmetic is Arithmetic.ROUNDED
-        and not whole.exact
-        and whole.delta == 1e-6
-        and whole.mu == real.mu
-    )
+    assert whole.arithmetic is Arithmetic.ROUNDED
+    assert not whole.exact
+    assert whole.delta == 1e-6
+    assert whole.mu == real.mu
     assert real.epsilon < whole.epsilon < real.epsilon * (1 + 1e-11)
     room = 1e-6 - math.exp(gaussian_log_delta(4.0, whole.epsilon))
     assert (1 + math.exp(whole.epsilon)) * 1e-30 < room < 1e-6 * 1.1e-10
@@ -151,8 +153,19 @@ def test_the_ends_of_one_number_are_those_of_a_batch():
         (1.0, 1e-6, 1e-20),
         (1.0, 1e-6, 1e-3),
     ]
-    logs = [(1e-3, 0.0), (1e9, 0.0), (1.0, 1e6), (1e160, 1e3), (1e-160, 1.0)]
-    sigmas = [(1e-9, 1e-300), (1e6, 1e-6), (1e-6, 1 - 1e-12), (1.0, 1e-6, 1e140)]
+    logs = [
+        (1e-3, 0.0),
+        (1e9, 0.0),
+        (1.0, 1e6),
+        (1e160, 1e3),
+        (1e-160, 1.0),
+    ]
+    sigmas = [
+        (1e-9, 1e-300),
+        (1e6, 1e-6),
+        (1e-6, 1 - 1e-12),
+        (1.0, 1e-6, 1e140),
+    ]
     ends = {gaussian_epsilon: epsilons, gaussian_log_delta: logs, gaussian_sigma: sigmas}
     for function, rows in ends.items():
         for row in rows:

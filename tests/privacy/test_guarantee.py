@@ -28,7 +28,8 @@ def test_guarantee_compose_adds_epsilons_and_deltas(epsilons, deltas):
         Neighbours.REPLACE_ONE,
         False,
     )
-    (p, q), (r, s) = (worst_pair(e, d) for e, d in zip(epsilons, deltas, strict=True))
+    pairs = [worst_pair(*kind) for kind in zip(epsilons, deltas, strict=True)]
+    (p, q), (r, s) = pairs
     # Adaptive: after outputs 1 and 2 the second mechanism is a different one with the same promise.
     second = np.stack([r, r, r[[2, 1, 0, 3]], r]), np.stack([s, s, s[[2, 1, 0, 3]], s])
     for left, right in [(np.stack([r] * 4), np.stack([s] * 4)), second]:
@@ -45,10 +46,8 @@ def test_one_guarantee_composes_to_itself():
 
 def test_nothing_shown_is_an_epsilon_of_0():
     nothing = guarantee(0.0)
-    assert (
-        compose([nothing, nothing]).epsilon == 0
-        and compose([nothing, guarantee(0.3)]).epsilon == 0.3
-    )
+    assert compose([nothing, nothing]).epsilon == 0
+    assert compose([nothing, guarantee(0.3)]).epsilon == 0.3
     assert str(nothing) == "local differential privacy, epsilon = 0, over real numbers"
 
 

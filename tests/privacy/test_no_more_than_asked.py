@@ -26,7 +26,8 @@ from torchdp import (
 from torchdp.randomness import keyed_generator
 
 GRID = [0.0013, 0.0107, 0.0399, 0.1, 1 / 3, math.log(2), 1.0, math.log(3), 2.7182, 4.1, 7.3]
-SEARCHED = ("TwoRound", "ShiftStrategy.tuned", "BitSums")  # a search for each epsilon
+# a search for each epsilon
+SEARCHED = ("TwoRound", "ShiftStrategy.tuned", "BitSums")
 W = workloads.prefix(4).dense()
 BOX = domains.Box(-torch.ones(2).double(), torch.ones(2).double())
 SHAPE = domains.noise_shape(BOX, 2.0)

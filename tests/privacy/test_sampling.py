@@ -12,7 +12,12 @@ from scipy.stats import norm
 
 from torchdp.privacy import gaussian_sigma, sampled_guarantee, sampled_multiplier, sampling
 
-CASES = [(0.05, 1, 1.0), (0.3, 1, 0.5), (0.02, 40, 0.8), (0.5, 6, 2.0)]
+CASES = [
+    (0.05, 1, 1.0),
+    (0.3, 1, 0.5),
+    (0.02, 40, 0.8),
+    (0.5, 6, 2.0),
+]
 
 
 def curve(chance, multiplier, epsilon):
@@ -22,31 +27,38 @@ def curve(chance, multiplier, epsilon):
     s = multiplier
     q = chance
 
-    def beyond(ratio):  # y at which the density with the user is ``ratio`` times that without
+    # y at which the density with the user is ``ratio`` times that without
+    def edge(ratio):
         return s * s * math.log((ratio - 1 + q) / q) + 0.5 if ratio > 1 - q else -math.inf
 
-    y = beyond(math.exp(epsilon))
-    removed = (1 - q - math.exp(epsilon)) * norm.sf(y / s) + q * norm.sf((y - 1) / s)
-    y = beyond(math.exp(-epsilon))
-    added = (
-        0.0
-        if y == -math.inf
-        else norm.cdf(y / s)
-        - math.exp(epsilon) * ((1 - q) * norm.cdf(y / s) + q * norm.cdf((y - 1) / s))
-    )
+    e = math.exp(epsilon)
+    y = edge(e)
+    removed = (1 - q - e) * norm.sf(y / s) + q * norm.sf((y - 1) / s)
+    y = edge(math.exp(-epsilon))
+    added = 0.0
+    if y > -math.inf:
+        with_user = (1 - q) * norm.cdf(y / s) + q * norm.cdf((y - 1) / s)
+        added = norm.cdf(y / s) - e * with_user
     return max(removed, added)
 
 
 @pytest.mark.parametrize(
     ("chance", "delta", "multiplier"),
-    [(0.05, 1e-3, 0.7), (0.3, 1e-6, 0.7), (0.9, 1e-5, 0.7), (1e-3, 1e-5, 0.7), (0.05, 1e-6, 400.0)],
+    [
+        (0.05, 1e-3, 0.7),
+        (0.3, 1e-6, 0.7),
+        (0.9, 1e-5, 0.7),
+        (1e-3, 1e-5, 0.7),
+        (0.05, 1e-6, 400.0),
+    ],
 )
 def test_guarantee_one_sum_has_its_curve(chance, delta, multiplier):
     """Also where the loss is far below a thousandth."""
     found = sampled_guarantee(multiplier, chance, 1, delta)
     assert curve(chance, multiplier, found.epsilon) <= delta * (1 + 1e-9)
     assert curve(chance, multiplier, found.epsilon * 0.99) > delta
-    assert not found.exact and found.neighbours.name == "ADD_REMOVE"
+    assert not found.exact
+    assert found.neighbours.name == "ADD_REMOVE"
 
 
 def losses(chance, times, multiplier, user, seed):
@@ -55,7 +67,8 @@ def losses(chance, times, multiplier, user, seed):
     y = multiplier * rng.standard_normal((200_000, times))
     if user:
         y += rng.random(y.shape) < chance
-    return np.log1p(chance * np.expm1((y - 0.5) / multiplier**2)).sum(1)
+    losses = (y - 0.5) / multiplier**2
+    return np.log1p(chance * np.expm1(losses)).sum(1)
 
 
 @pytest.mark.parametrize(("chance", "times", "multiplier"), CASES)
@@ -115,7 +128,8 @@ def test_known_values_are_found_in_few_steps(monkeypatch):
     )
     found = [sampled_multiplier(2.0, 1e-5, 50 * g / 1500, -(-120 // g)) for g in (1, 4, 16)]
     assert found == pytest.approx([1.1155, 1.8282, 3.2964], rel=1e-3)
-    assert len(steps) <= 20  # 24 from a bracket that knows nothing of sampling
+    # 24 from a bracket that knows nothing of sampling
+    assert len(steps) <= 20
 
 
 def test_where_delta_allows_everything_the_search_ends(monkeypatch):
@@ -132,7 +146,8 @@ def test_guarantee_delta_pays_for_the_transforms_and_below_that_chance_counts_no
     some = sampled_guarantee(1.2, 0.03, 120, 1e-11).epsilon
     assert some < 0.5 * sampled_guarantee(1.2, 1.0, 120, 1e-11).epsilon
     assert some > sampled_guarantee(1.2, 0.03, 120, 1.2e-11).epsilon
-    once = sampled_guarantee(1.2, 0.03, 1, 1e-15)  # one sum needs no transform
+    # one sum needs no transform
+    once = sampled_guarantee(1.2, 0.03, 1, 1e-15)
     assert curve(0.03, 1.2, once.epsilon) <= 1e-15 * (1 + 1e-6)
 
 
@@ -145,7 +160,13 @@ def test_sums_whose_noise_would_not_hide_all_users_are_followed():
 
 
 @pytest.mark.parametrize(
-    ("chance", "times"), [(0.01, 1000), (50 / 1500, 120), (1024 / 1e6, 2929), (0.001, 5000)]
+    ("chance", "times"),
+    [
+        (0.01, 1000),
+        (50 / 1500, 120),
+        (1024 / 1e6, 2929),
+        (0.001, 5000),
+    ],
 )
 def test_at_small_epsilon_noise_is_within_a_thousandth_of_a_fine_grid_s(chance, times):
     """A thousandth less noise has epsilon above .1 by dp_accounting at a twentieth of the grid."""

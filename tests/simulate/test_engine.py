@@ -15,7 +15,13 @@ from torchdp.simulate import Moments, Trial, run, sweep
 from torchdp.simulate.moments import merge
 from torchdp.simulate.streams import block_generator, canonical, digest
 
-CONFIG = {"n": 100, "eps": 0.5, "name": "é", "flag": True, "list": [1, None]}
+CONFIG = {
+    "n": 100,
+    "eps": 0.5,
+    "name": "é",
+    "flag": True,
+    "list": [1, None],
+}
 THREADS = ThreadPoolExecutor(1)
 
 
@@ -25,7 +31,13 @@ def squared_error(generator: torch.Generator, size: int) -> torch.Tensor:
 
 def test_result_is_the_ordered_merge_of_independent_blocks():
     config = {"n": 3}
-    result = run(squared_error, 250, 5, config=config, block_size=100)
+    result = run(
+        squared_error,
+        250,
+        5,
+        config=config,
+        block_size=100,
+    )
     parts = [
         Moments.of(squared_error(block_generator(5, config, b), s))
         for b, s in enumerate((100, 100, 50))
@@ -59,7 +71,13 @@ def test_non_finite_samples_name_the_block(bad):
 
     assert run(trial, 20, 5, config={"n": 3}, block_size=10).blocks == 2
     with pytest.raises(ValueError, match=r'block 2 of seed 5, config \{"n":3\}.*NaN or infinite'):
-        run(trial, 30, 5, config={"n": 3}, block_size=10)
+        run(
+            trial,
+            30,
+            5,
+            config={"n": 3},
+            block_size=10,
+        )
 
 
 @pytest.mark.parametrize(
@@ -90,17 +108,29 @@ def test_wrong_outputs_are_refused(trial, error, message):
 
 
 def test_target_stops_at_the_first_block_that_meets_it():
-    result = run(squared_error, 100_000, 3, block_size=500, target_relative_ci=0.05)
+    result = run(
+        squared_error,
+        100_000,
+        3,
+        block_size=500,
+        target_relative_ci=0.05,
+    )
     assert result.reached_target is True
     assert 1 < result.blocks < 200
-    exact = run(squared_error, result.blocks * 500, 3, block_size=500)
+    moments = run(squared_error, result.blocks * 500, 3, block_size=500).moments
     before = run(squared_error, (result.blocks - 1) * 500, 3, block_size=500)
-    assert exact.moments == result.moments
-    assert exact.moments.relative_half_width() <= 0.05 < before.moments.relative_half_width()
+    assert moments == result.moments
+    assert moments.relative_half_width() <= 0.05 < before.moments.relative_half_width()
 
 
 def test_a_mean_of_zero_never_stops_early():
-    result = run(lambda g, size: torch.zeros(size), 50, 0, block_size=10, target_relative_ci=0.5)
+    result = run(
+        lambda g, size: torch.zeros(size),
+        50,
+        0,
+        block_size=10,
+        target_relative_ci=0.5,
+    )
     assert (result.blocks, result.reached_target) == (5, False)
 
 
@@ -110,6 +140,7 @@ def test_interval_after_early_stopping_covers():
         moments = run(squared_error, 20_000, seed, block_size=500, target_relative_ci=0.06).moments
         low, high = moments.interval()
         inside += low <= 1.0 <= high
+    # 300 intervals at 95 %: as many hold the truth as should
     assert stats.binomtest(inside, 300, 0.95).pvalue > 1e-4
 
 
@@ -128,6 +159,7 @@ def test_direct_moments_match_numpy(count, offset):
         float(x.min()),
         float(x.max()),
     )
+    # merged in any order, to the last digits
     assert moments.mean == pytest.approx(float(exact.mean()), rel=1e-14, abs=1e-15)
     assert moments.variance == pytest.approx(
         float(exact.var(ddof=1)), rel=1e-7 if offset else 1e-12
@@ -151,7 +183,8 @@ def test_count_zero_and_one():
     assert (empty.count, empty.m2, math.isnan(empty.mean)) == (0, 0.0, True)
     assert one == Moments(1, 3.0, 0.0, 3.0, 3.0)
     for moments in (empty, one):
-        assert math.isnan(moments.variance) and math.isnan(moments.z_score(0.0))
+        assert math.isnan(moments.variance)
+        assert math.isnan(moments.z_score(0.0))
         assert moments.standard_error == math.inf
         assert moments.interval() == (-math.inf, math.inf)
         assert moments.relative_half_width() == math.inf
@@ -172,7 +205,14 @@ def test_threads_do_not_change_a_bit():
 
 
 @pytest.mark.parametrize(
-    ("hits", "count"), [(0, 5), (5, 5), (1, 40), (190, 200), (99_000, 100_000)]
+    ("hits", "count"),
+    [
+        (0, 5),
+        (5, 5),
+        (1, 40),
+        (190, 200),
+        (99_000, 100_000),
+    ],
 )
 def test_a_share_has_the_exact_binomial_interval(hits, count):
     """Whatever the blocks; the chance of as many hits or more is half of the rest at the lower
@@ -180,18 +220,19 @@ def test_a_share_has_the_exact_binomial_interval(hits, count):
     """
     drawn = torch.arange(count) < hits
     moments = merge(*(Moments.of(part) for part in drawn.split([2, count - 2])))
-    assert moments.share and not merge(moments, Moments.of(torch.rand(3))).share
+    assert moments.share
+    assert not merge(moments, Moments.of(torch.rand(3))).share
     assert (moments.mean, moments.count) == (pytest.approx(hits / count), count)
     for level in (0.5, 0.95):
         exact = stats.binomtest(hits, count).proportion_ci(level, method="exact")
+        # Clopper and Pearson's interval
         assert moments.interval(level) == pytest.approx((exact.low, exact.high), rel=1e-9)
     assert Moments.of(drawn[:0]).interval() == (0, 1)
 
 
 def draws(seed, config, block):
-    return tuple(
-        torch.randint(2**62, (2,), generator=block_generator(seed, config, block)).tolist()
-    )
+    generator = block_generator(seed, config, block)
+    return tuple(torch.randint(2**62, (2,), generator=generator).tolist())
 
 
 def test_digest_known_answer():
@@ -225,7 +266,17 @@ def test_streams_are_separate():
 
 
 @pytest.mark.parametrize(
-    "value", [(1,), {"a": 1}, torch.tensor(1.0), np.int64(1), np.zeros(2), b"x", [1, (2,)], 1j]
+    "value",
+    [
+        (1,),
+        {"a": 1},
+        torch.tensor(1.0),
+        np.int64(1),
+        np.zeros(2),
+        b"x",
+        [1, (2,)],
+        1j,
+    ],
 )
 def test_other_values_are_refused_by_name(value):
     with pytest.raises(TypeError, match=r"config\['key'\]"):

@@ -20,7 +20,8 @@ class Config:
     folder: Path | None = None
     kind: Literal["a", "b"] = "a"
     dense: bool = False
-    parts: tuple[str, ...] = ("5 % of all",)  # help of a default with a percent sign
+    # help of a default with a percent sign
+    parts: tuple[str, ...] = ("5 % of all",)
 
 
 SEEN = []
@@ -66,15 +67,22 @@ def test_fields_are_options(tmp_path, capsys):
 
 def test_what_is_written_is_read_back_and_drawn(tmp_path, capsys):
     drawn = []
-    each = Experiment(measure, Config(), Config(), lambda tables: drawn.append(tables) or {})
+    each = Experiment(
+        measure,
+        Config(),
+        Config(),
+        lambda tables: drawn.append(tables) or {},
+    )
     tables = each.run(Config(), tmp_path)
     rows = [{"name": "x" * size, "size": size, "value": size / 3, "none": None} for size in (1, 2)]
     assert tables == drawn[0] == {"table": rows}
     each.main(["--draw-only", "--out", str(tmp_path)])
-    assert len(drawn) == 2 and drawn[1] == drawn[0]
+    assert len(drawn) == 2
+    assert drawn[1] == drawn[0]
     assert columns(rows, "size", "none", name="xx") == [[2], [None]]
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["name", "size", "value", "none"] and lines[1].split() == [
+    assert lines[0].split() == ["name", "size", "value", "none"]
+    assert lines[1].split() == [
         "x",
         "1",
         "0.333333",
@@ -95,12 +103,21 @@ def test_a_killed_run_goes_on(tmp_path):
         calls.append(n)
         return {"value": n / 7}
 
-    for sizes in ((1, 2), (1, 2, 3), (1, 2, 3, 4)):
+    for sizes in (
+        (1, 2),
+        (1, 2, 3),
+        (1, 2, 3, 4),
+    ):
         report = Report(tmp_path)
         for n in sizes:
-            report.once("table", {"n": n, "word": "a, b"}, lambda n=n: value(n))
+            report.once(
+                "table",
+                {"n": n, "word": "a, b"},
+                lambda n=n: value(n),
+            )
         with (tmp_path / "table.csv").open("a") as file:
-            file.write('4,"a, b",0.57')  # killed while it wrote
+            # killed while it wrote
+            file.write('4,"a, b",0.57')
     assert calls == [1, 2, 3, 4]
     assert (tmp_path / "table.csv").read_text().splitlines()[1:5] == [
         f'{n},"a, b",{n / 7!r}' for n in (1, 2, 3, 4)

@@ -26,7 +26,13 @@ def test_every_number_is_that_of_its_own_samples(rows):
         sample = trials.several(config).sample
         for name in ("squared error", "coverage", "bias"):
             only = lambda g, size, sample=sample, name=name: sample(g, size)[name]  # noqa: E731
-            alone = run(only, 250, 7, config=config, block_size=100)
+            alone = run(
+                only,
+                250,
+                7,
+                config=config,
+                block_size=100,
+            )
             assert row.metrics[name] == alone.moments
         assert (
             run(sample, 250, 7, config=config, block_size=100).metrics["coverage"]
@@ -42,7 +48,8 @@ def test_the_first_number_is_what_a_target_is_about():
     settings = {"block_size": 100, "target_relative_ci": 0.01}
     assert run(drawn, 10_000, 1, **settings).moments.count == 100
     turned = run(lambda g, size: dict(reversed(drawn(g, size).items())), 10_000, 1, **settings)
-    assert turned.moments.count == 10_000 and not turned.reached_target
+    assert turned.moments.count == 10_000
+    assert not turned.reached_target
 
 
 def test_blocks_of_other_numbers_are_refused_and_not_stored(tmp_path):
@@ -59,7 +66,13 @@ def test_blocks_of_other_numbers_are_refused_and_not_stored(tmp_path):
     ):
         sweep(changing, GRID, store=store, **SETTINGS)
     assert len(trials.block_lines(store)) == 2
-    found = sweep(changing, GRID, store=store, on_error=OnError.GO_ON, **SETTINGS)
+    found = sweep(
+        changing,
+        GRID,
+        store=store,
+        on_error=OnError.GO_ON,
+        **SETTINGS,
+    )
     assert all("same numbers" in row.error and row.moments.count == 200 for row in found)
     assert load(store).skipped == 0
     with pytest.raises(ValueError, match="same numbers"):
@@ -71,12 +84,16 @@ def test_the_table_and_the_page_have_coverage_beside_error(rows, tmp_path):
     with open(tmp_path / "table.csv", newline="") as file:
         first = next(csv.DictReader(file))
     share = rows[0].metrics["coverage"]
-    assert float(first["mse"]) == rows[0].moments.mean and float(first["coverage"]) == share.mean
+    assert float(first["mse"]) == rows[0].moments.mean
+    assert float(first["coverage"]) == share.mean
     assert (float(first["coverage_low"]), float(first["coverage_high"])) == share.interval()
     pytest.importorskip("matplotlib")
     store = tmp_path / "s.jsonl"
     sweep(trials.several, GRID, store=store, **SETTINGS)
-    page, text = (path.read_text() for path in write_page(store, tmp_path / "out.html"))
+    page, text = [path.read_text() for path in write_page(store, tmp_path / "out.html")]
     low, high = share.interval()
-    assert f"| {share.mean:.4g} ({low:.4g} to {high:.4g}) |" in text and "| coverage |" in text
-    assert page.count("<svg") == 3 and "coverage against users" in page and "exact binomial" in text
+    assert f"| {share.mean:.4g} ({low:.4g} to {high:.4g}) |" in text
+    assert "| coverage |" in text
+    assert page.count("<svg") == 3
+    assert "coverage against users" in page
+    assert "exact binomial" in text

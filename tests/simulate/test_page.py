@@ -21,7 +21,13 @@ from torchdp.simulate.plots import write_csv
 @pytest.fixture
 def store(tmp_path):
     path = tmp_path / "runs" / "results.jsonl"
-    sweep(trials.failing, GRID, store=path, on_error=OnError.GO_ON, **SETTINGS)
+    sweep(
+        trials.failing,
+        GRID,
+        store=path,
+        on_error=OnError.GO_ON,
+        **SETTINGS,
+    )
     return path
 
 
@@ -32,7 +38,12 @@ def test_the_digest_is_of_results_and_not_of_how_they_came(tmp_path):
     ]
     assert digest_of(rows[0]) == digest_of(rows[1]) != digest_of(rows[2])
     assert digest_of(
-        sweep(trials.make_trial, GRID, store=tmp_path / "s", **{**SETTINGS, "seed": 8})
+        sweep(
+            trials.make_trial,
+            GRID,
+            store=tmp_path / "s",
+            **{**SETTINGS, "seed": 8},
+        )
     ) != digest_of(rows[0])
 
 
@@ -40,28 +51,36 @@ def test_a_page_has_everything_inside(store, tmp_path):
     pytest.importorskip("matplotlib")
     page, text = write_page(store, tmp_path / "out.html", "A title & more")
     written = page.read_text()
-    assert "<title>A title &amp; more</title>" in written and written.count("<svg") == 2
-    assert not re.search(r'(src|href)="(?!#)', written)  # nothing from elsewhere
+    assert "<title>A title &amp; more</title>" in written
+    assert written.count("<svg") == 2
+    # nothing from elsewhere
+    assert not re.search(r'(src|href)="(?!#)', written)
     for words in (
         "3 of 4 configurations done, 1 failed",
         "ZeroDivisionError: a planted error",
         "users",
         "z-scores",
     ):
-        assert words in written and (words in text.read_text())
+        assert words in written
+        assert words in text.read_text()
     for picture in re.findall(r"<svg.*?</svg>", written, re.DOTALL):
         xml.fromstring(picture)
-    assert "slope" in written and "predicted" in written
-    assert not re.search(r"^#.*\n\n##", text.read_text(), re.M)  # no heading over nothing
+    assert "slope" in written
+    assert "predicted" in written
+    # no heading over nothing
+    assert not re.search(r"^#.*\n\n##", text.read_text(), re.M)
 
 
 def test_cells_cannot_break_out(tmp_path):
     bad = "a|<b>\n\x1b[31m`[x](y)\u202e"
     page = Page(bad)
-    page.heading(bad), page.say(bad), page.table([bad], [[bad], [0.5]])
-    html, text = (path.read_text() for path in page.write(tmp_path / "x.html"))
+    page.heading(bad)
+    page.say(bad)
+    page.table([bad], [[bad], [0.5]])
+    html, text = [path.read_text() for path in page.write(tmp_path / "x.html")]
     for written in (html, text):
-        assert "<b>" not in written and written.replace("\n", "").isprintable()
+        assert "<b>" not in written
+        assert written.replace("\n", "").isprintable()
         assert written.count("\\n") == 6 - (written == text)
     assert text.count(r"a\|&lt;b&gt;\\n\\x1b\[31m\`\[x\](y)\\u202e") == 5
     assert "[x](y)" not in text.replace(r"\[x\]", "")
@@ -74,24 +93,35 @@ def test_a_page_without_matplotlib(store, tmp_path, monkeypatch, capsys):
     assert cli.main(["report", str(store)]) == 0
     said = capsys.readouterr()
     text = store.with_name("report.md").read_text()
-    assert (
-        "pip install matplotlib" in said.err
-        and said.err.count("\n") == 1
-        and said.out.count("report.") == 2
-    )
-    assert (
-        "need matplotlib" in text
-        and text.count("\n| ") > 5
-        and not re.search(r"^#.*\n\n##", text, re.M)
-    )
+    assert "pip install matplotlib" in said.err
+    assert said.err.count("\n") == 1
+    assert said.out.count("report.") == 2
+    assert "need matplotlib" in text
+    assert text.count("\n| ") > 5
+    assert not re.search(r"^#.*\n\n##", text, re.M)
 
 
 def test_a_page_tells_what_is_done_from_what_is_open(tmp_path):
     pytest.importorskip("matplotlib")
     store = tmp_path / "s.jsonl"
-    sweep(trials.make_trial, GRID[:2], store=store, trials=200, seed=7, block_size=100)
+    sweep(
+        trials.make_trial,
+        GRID[:2],
+        store=store,
+        trials=200,
+        seed=7,
+        block_size=100,
+    )
     # a half of it
-    sweep(trials.make_trial, GRID, store=store, trials=200, seed=7, block_size=100, shard=(0, 2))
+    sweep(
+        trials.make_trial,
+        GRID,
+        store=store,
+        trials=200,
+        seed=7,
+        block_size=100,
+        shard=(0, 2),
+    )
     text = write_page(store, tmp_path / "out.html")[1].read_text()
     assert "2 of 4 configurations done, 0 failed" in text
     assert [text.count(f"| {state} |") for state in ("done", "open", "failed")] == [2, 2, 0]
@@ -106,16 +136,35 @@ def test_any_grid_has_a_page(grid, scale, tmp_path):
     """Words that are no formulas, one number alone, flags, lists; errors of 0 and below."""
     pytest.importorskip("matplotlib")
     make = lambda config: lambda generator, size: scale * torch.rand(size, generator=generator)  # noqa: E731
-    sweep(make, grid, store=tmp_path / "s.jsonl", trials=20, seed=1, block_size=10)
+    sweep(
+        make,
+        grid,
+        store=tmp_path / "s.jsonl",
+        trials=20,
+        seed=1,
+        block_size=10,
+    )
     page, _ = write_page(tmp_path / "s.jsonl", tmp_path / "out.html")
     assert f"{len(grid)} of {len(grid)} configurations done" in page.read_text()
     assert "<b>&" not in page.read_text()
 
 
-def row(n: int, name: str, mse: float, predicted: float | None = None) -> Row:
+def row(
+    n: int,
+    name: str,
+    mse: float,
+    predicted: float | None = None,
+) -> Row:
     facts = {} if predicted is None else {"predicted_mse": predicted}
     metrics = {"value": Moments(400, mse, 400 * mse**2, 0.0, 3 * mse)}
-    return Row({"n": n, "name": name}, metrics, 1.5, facts, 1, 100)
+    return Row(
+        {"n": n, "name": name},
+        metrics,
+        1.5,
+        facts,
+        1,
+        100,
+    )
 
 
 ROWS = [

@@ -13,21 +13,31 @@ from pathlib import Path
 import pytest
 import torch
 import worker_trials as trials
+from laws import uniform
 from worker_trials import GRID, PATIENCE, SETTINGS, block_lines, results
 
 import torchdp
 from torchdp.simulate import Moments, merge, sweep
 from torchdp.simulate.store import Claims, Record, append, load
 
-CONFIG = {"n": 100, "eps": 0.1, "name": "é\n", "list": [1, None, True]}
+CONFIG = {
+    "n": 100,
+    "eps": 0.1,
+    "name": "é\n",
+    "list": [1, None, True],
+}
 
 
 def numbers(samples: torch.Tensor) -> dict[str, Moments]:
-    return {"z": Moments.of(samples), "a share": Moments.of(samples > 0.5), "none": Moments()}
+    return {
+        "z": Moments.of(samples),
+        "a share": Moments.of(samples > 0.5),
+        "none": Moments(),
+    }
 
 
 def record(block: int) -> Record:
-    samples = torch.rand(50, generator=torch.Generator().manual_seed(block), dtype=torch.float64)
+    samples = uniform(50, seed=block)
     return Record(
         3,
         CONFIG,
@@ -51,7 +61,8 @@ def filled(path: Path, blocks: int = 4) -> list[Record]:
 def quiet_load(path: Path) -> list[Record]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        return [item for run in load(path).runs.values() for item in run.values()]
+        runs = load(path).runs.values()
+    return [item for run in runs for item in run.values()]
 
 
 def test_round_trip_is_exact(tmp_path):
@@ -61,7 +72,8 @@ def test_round_trip_is_exact(tmp_path):
     assert [list(each.metrics) for each in quiet_load(path)] == 4 * [["z", "a share", "none"]]
     lines = path.read_bytes().splitlines()
     assert len(lines) == 4
-    assert json.loads(lines[0])["config"] == CONFIG  # plain JSON lines for any other reader
+    # plain JSON lines for any other reader
+    assert json.loads(lines[0])["config"] == CONFIG
 
 
 def test_truncation_at_every_byte_loses_at_most_the_torn_record(tmp_path):
@@ -72,7 +84,8 @@ def test_truncation_at_every_byte_loses_at_most_the_torn_record(tmp_path):
     ends = [i + 1 for i, byte in enumerate(data) if byte == 10]
     for offset in range(ends[2], len(data) + 1):
         path.write_bytes(data[:offset])
-        kept = sum(end - 1 <= offset for end in ends)  # a line that only lacks its newline is whole
+        # a line that only lacks its newline is whole
+        kept = sum(end - 1 <= offset for end in ends)
         assert quiet_load(path) == records[:kept], offset
         if offset % 40 == 0 or offset in ends or offset + 1 in ends:
             for item in records[kept:]:
@@ -117,16 +130,20 @@ for _ in range(2):
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     for line in (first, second):
-        assert "cannot append to the results store" in line and str(path) in line
-    assert "is the disk full?" in first  # the write that fitted in part
-    assert "File too large" in second  # the write that did not fit at all
+        assert "cannot append to the results store" in line
+        assert str(path) in line
+    # the write that fitted in part
+    assert "is the disk full?" in first
+    # the write that did not fit at all
+    assert "File too large" in second
     assert quiet_load(path) == [record(0), record(1)]
     append(path, record(2))
     assert quiet_load(path) == [record(0), record(1), record(2)]
 
 
 def other_process(text: str, *arguments: object) -> subprocess.Popen:
-    path = os.pathsep.join([str(Path(__file__).parent), str(Path(torchdp.__file__).parents[1])])
+    folders = Path(__file__).parent, Path(torchdp.__file__).parents[1]
+    path = os.pathsep.join(map(str, folders))
     environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, "-c", text, *map(str, arguments)]
     return subprocess.Popen(
@@ -136,7 +153,8 @@ def other_process(text: str, *arguments: object) -> subprocess.Popen:
 
 def holding(store, *names):
     """A process that has these blocks in work until it is killed."""
-    fork = multiprocessing.get_context("fork")  # at once, and claims are not a child's
+    # at once, and claims are not a child's
+    fork = multiprocessing.get_context("fork")
     held = fork.Event()
 
     def hold():
@@ -173,7 +191,8 @@ def test_two_sweeps_on_one_store_share_its_work(tmp_path, expected):
         process.stdin.write("go\n")
         process.stdin.flush()
     assert [process.wait(PATIENCE) for process in both] == [0, 0]
-    assert len(block_lines(store)) == 12 and len(load(store).starts) == 2
+    assert len(block_lines(store)) == 12
+    assert len(load(store).starts) == 2
     made_by = {record.start for run in load(store).runs.values() for record in run.values()}
     assert len(made_by) == 2
     assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
@@ -190,7 +209,8 @@ def test_a_sweep_waits_for_blocks_in_other_hands_and_does_those_of_the_dead(tmp_
     dead = threading.Timer(0.5, lambda: (killed.append(True), holder.kill()))
     dead.start()
     rows = sweep(trials.make_trial, GRID, store=store, **SETTINGS)
-    assert killed  # it had to wait for that
+    # it had to wait for that
+    assert killed
     assert results(rows) == expected
     holder.join()
     dead.join()
@@ -199,17 +219,25 @@ def test_a_sweep_waits_for_blocks_in_other_hands_and_does_those_of_the_dead(tmp_
 def test_shards_merge_to_the_rows_of_one(tmp_path, expected):
     parts = [tmp_path / f"{shard}.jsonl" for shard in range(3)]
     for shard, part in enumerate(parts):
-        rows = sweep(trials.make_trial, GRID, store=part, shard=(shard, 3), **SETTINGS)
+        rows = sweep(
+            trials.make_trial,
+            GRID,
+            store=part,
+            shard=(shard, 3),
+            **SETTINGS,
+        )
         assert [row.moments.count for row in rows] == [100 if shard < 2 else 50] * 4
         assert len(block_lines(part)) == 4
     merged = tmp_path / "merged.jsonl"
     catted = tmp_path / "catted.jsonl"
-    assert merge(parts, merged) == 12 and merge(parts, merged) == 0
+    assert merge(parts, merged) == 12
+    assert merge(parts, merged) == 0
     catted.write_bytes(b"".join(part.read_bytes() for part in parts))
     for store in (merged, catted):
         assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
         # nothing was left to do
-        assert len(block_lines(store)) == 12 and len(load(store).starts) == 3
+        assert len(block_lines(store)) == 12
+        assert len(load(store).starts) == 3
 
 
 def test_stores_that_contradict_each_other_do_not_merge(tmp_path):
@@ -231,9 +259,16 @@ def test_stores_that_contradict_each_other_do_not_merge(tmp_path):
 def test_a_store_says_how_it_was_made(tmp_path):
     store = tmp_path / "s.jsonl"
     sweep(trials.make_trial, GRID, store=store, **SETTINGS)
-    sweep(trials.make_trial, GRID, store=store, **{**SETTINGS, "trials": 300})
+    sweep(
+        trials.make_trial,
+        GRID,
+        store=store,
+        **{**SETTINGS, "trials": 300},
+    )
     first, second = load(store).starts.values()
-    assert first.facts["grid"] == GRID and "grid" not in second.facts  # once is enough
+    # once is enough
+    assert first.facts["grid"] == GRID
+    assert "grid" not in second.facts
     assert first.facts["grid_digest"] == second.facts["grid_digest"]
     assert [each.facts["trials"] for each in (first, second)] == [250, 300]
     records = [record for run in load(store).runs.values() for record in run.values()]

@@ -1,7 +1,6 @@
 """sweep: resuming, order, what may mix and what may not."""
 
 import functools
-import importlib.util
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from laws import executed
 from worker_trials import GRID, SETTINGS, block_lines, make_trial, never, results
 
 import torchdp
@@ -42,7 +42,8 @@ def test_rows_equal_run_and_come_back_from_the_store(tmp_path, expected):
     rows = sweep(make_trial, GRID, store=path, **SETTINGS)
     assert results(rows) == expected
     for config, row in zip(GRID, rows, strict=True):
-        assert row.config == config and row.facts == {"predicted_mse": 1 / config["n"]}
+        assert row.config == config
+        assert row.facts == {"predicted_mse": 1 / config["n"]}
         assert (
             row.moments
             == run(make_trial(config).sample, 250, 7, config=config, block_size=100).moments
@@ -85,14 +86,34 @@ def test_a_damaged_first_record_is_run_again_and_read_in_block_order(tmp_path, e
     with pytest.warns(RuntimeWarning, match="skipped 1 line"):
         assert results(sweep(make_trial, GRID, store=path, **SETTINGS)) == expected
     with pytest.warns(RuntimeWarning, match="skipped 1 line"):
-        assert results(read(path)) == expected  # block 0 now stands last in the file
+        # block 0 now stands last in the file
+        assert results(read(path)) == expected
 
 
 def test_other_runs_in_the_store_never_mix(tmp_path, expected):
     path = tmp_path / "store.jsonl"
-    sweep(make_trial, GRID, store=path, trials=250, seed=8, block_size=100)
-    sweep(make_trial, GRID, store=path, trials=250, seed=7, block_size=50)
-    sweep(make_trial, [{"n": 10, "name": "c"}], store=path, **SETTINGS)
+    sweep(
+        make_trial,
+        GRID,
+        store=path,
+        trials=250,
+        seed=8,
+        block_size=100,
+    )
+    sweep(
+        make_trial,
+        GRID,
+        store=path,
+        trials=250,
+        seed=7,
+        block_size=50,
+    )
+    sweep(
+        make_trial,
+        [{"n": 10, "name": "c"}],
+        store=path,
+        **SETTINGS,
+    )
     assert results(sweep(make_trial, GRID, store=path, **SETTINGS)) == expected
     rows = read(path)
     assert len(rows) == 13
@@ -102,7 +123,14 @@ def test_other_runs_in_the_store_never_mix(tmp_path, expected):
 def test_more_trials_extend_a_sweep(tmp_path):
     path = tmp_path / "store.jsonl"
     sweep(make_trial, GRID[:1], store=path, **SETTINGS)
-    longer = sweep(make_trial, GRID[:1], store=path, trials=520, seed=7, block_size=100)
+    longer = sweep(
+        make_trial,
+        GRID[:1],
+        store=path,
+        trials=520,
+        seed=7,
+        block_size=100,
+    )
     fresh = sweep(
         make_trial, GRID[:1], store=tmp_path / "b.jsonl", trials=520, seed=7, block_size=100
     )
@@ -114,7 +142,13 @@ def test_more_trials_extend_a_sweep(tmp_path):
 def test_target_stops_each_config_at_the_same_boundary(tmp_path):
     path = tmp_path / "store.jsonl"
     target: dict[str, Any] = {"trials": 5000, "seed": 7, "block_size": 100}
-    rows = sweep(make_trial, GRID[:2], store=path, target_relative_ci=0.1, **target)
+    rows = sweep(
+        make_trial,
+        GRID[:2],
+        store=path,
+        target_relative_ci=0.1,
+        **target,
+    )
     for config, row in zip(GRID, rows, strict=False):
         alone = run(
             make_trial(config).sample,
@@ -126,7 +160,8 @@ def test_target_stops_each_config_at_the_same_boundary(tmp_path):
         )
         assert (row.moments, alone.reached_target) == (alone.moments, True)
         assert row.moments.count < 5000
-    sweep(make_trial, GRID[:2], store=path, **target)  # further blocks in the store
+    # further blocks in the store
+    sweep(make_trial, GRID[:2], store=path, **target)
     assert sweep(never, GRID[:2], store=path, target_relative_ci=0.1, **target) == rows
 
 
@@ -140,11 +175,32 @@ def test_facts_may_differ_by_rounding(tmp_path):
         return rounded
 
     path = tmp_path / "store.jsonl"
-    sweep(rounded(0), GRID[:1], store=path, trials=100, seed=7, block_size=100)
-    (row,) = sweep(rounded(1e-14), GRID[:1], store=path, **SETTINGS)  # another number of threads
-    assert row.facts == {"p": 0.1, "list": [0.3, "word"]} and read(path) == [row]
+    sweep(
+        rounded(0),
+        GRID[:1],
+        store=path,
+        trials=100,
+        seed=7,
+        block_size=100,
+    )
+    # another number of threads
+    (row,) = sweep(
+        rounded(1e-14),
+        GRID[:1],
+        store=path,
+        **SETTINGS,
+    )
+    assert row.facts == {"p": 0.1, "list": [0.3, "word"]}
+    assert read(path) == [row]
     with pytest.raises(ValueError, match="facts of config"):
-        sweep(rounded(1e-6), GRID[:1], store=path, trials=1000, seed=7, block_size=100)
+        sweep(
+            rounded(1e-6),
+            GRID[:1],
+            store=path,
+            trials=1000,
+            seed=7,
+            block_size=100,
+        )
 
 
 def factor(number: float) -> Any:
@@ -157,27 +213,57 @@ def factor(number: float) -> Any:
 
 
 def test_other_code_is_refused_kept_or_measured_again_and_never_merged(tmp_path):
-    path, longer = tmp_path / "store.jsonl", {**SETTINGS, "trials": 400}
-    old = sweep(factor(1), GRID[:2], store=path, **SETTINGS)
+    path = tmp_path / "store.jsonl"
+    longer = {**SETTINGS, "trials": 400}
+    old = sweep(
+        factor(1),
+        GRID[:2],
+        store=path,
+        **SETTINGS,
+    )
     stored = path.read_bytes()
     for policy in ({}, {"other_code": OtherCode.REFUSE}):
         with pytest.raises(
             ValueError, match=r"by other code: trial \w+, torchdp .*; this is trial \w+.*KEEP"
         ):
-            sweep(factor(100), GRID[:2], store=path, **SETTINGS, **policy)
+            sweep(
+                factor(100),
+                GRID[:2],
+                store=path,
+                **SETTINGS,
+                **policy,
+            )
     assert path.read_bytes() == stored
     assert sweep(factor(100), GRID[:2], store=path, **SETTINGS, other_code=OtherCode.KEEP) == old
     assert path.read_bytes() == stored
     # more trials, or another configuration: those are the present code's alone
-    alone = sweep(factor(100), GRID[:3], store=tmp_path / "alone.jsonl", **longer)
-    kept = sweep(factor(100), GRID[:3], store=path, **longer, other_code=OtherCode.KEEP)
-    assert results(kept) == results(alone) and {row.code for row in kept} == {
-        row.code for row in alone
-    }
-    assert kept[0].code != old[0].code and kept[0].moments.mean > 20 * old[0].moments.mean
-    again = sweep(factor(2), GRID[:2], store=path, **SETTINGS, other_code=OtherCode.AGAIN)
+    alone = sweep(
+        factor(100),
+        GRID[:3],
+        store=tmp_path / "alone.jsonl",
+        **longer,
+    )
+    kept = sweep(
+        factor(100),
+        GRID[:3],
+        store=path,
+        **longer,
+        other_code=OtherCode.KEEP,
+    )
+    assert results(kept) == results(alone)
+    assert {row.code for row in kept} == {row.code for row in alone}
+    assert kept[0].code != old[0].code
+    assert kept[0].moments.mean > 20 * old[0].moments.mean
+    again = sweep(
+        factor(2),
+        GRID[:2],
+        store=path,
+        **SETTINGS,
+        other_code=OtherCode.AGAIN,
+    )
     assert again[0].moments.mean == pytest.approx(2 * old[0].moments.mean)
-    assert len({row.code for row in read(path)}) == 3 and len(read(path)) == 2 + 3 + 2
+    assert len({row.code for row in read(path)}) == 3
+    assert len(read(path)) == 2 + 3 + 2
 
 
 @pytest.mark.parametrize("devices", [None, pytest.param(["cpu"], marks=pytest.mark.slow)])
@@ -186,9 +272,17 @@ def test_one_bad_configuration_does_not_stop_the_others(tmp_path, expected, devi
     bad = functools.partial(broken, GRID[1])
     with pytest.raises((ZeroDivisionError, RuntimeError), match="a planted error"):
         sweep(bad, GRID, store=path, devices=devices, **SETTINGS)
-    rows = sweep(bad, GRID, store=path, devices=devices, on_error=OnError.GO_ON, **SETTINGS)
+    rows = sweep(
+        bad,
+        GRID,
+        store=path,
+        devices=devices,
+        on_error=OnError.GO_ON,
+        **SETTINGS,
+    )
     # the block before it counts
-    assert "a planted error" in rows[1].error and rows[1].moments.count == 100
+    assert "a planted error" in rows[1].error
+    assert rows[1].moments.count == 100
     good = [result for result, row in zip(results(rows), rows, strict=True) if row.error is None]
     assert good == [expected[0], *expected[2:]]
 
@@ -221,7 +315,8 @@ def test_out_of_memory_at_any_block_is_tried_again_and_resumed(tmp_path, expecte
             seed = generator.initial_seed()
             first = seed not in seen
             seen.add(seed)
-            samples = trial.sample(generator, size)  # the retry must not go on with this stream
+            # the retry must not go on with this stream
+            samples = trial.sample(generator, size)
             if first or seed == always:
                 raise full
             return samples
@@ -236,7 +331,12 @@ def test_out_of_memory_at_any_block_is_tried_again_and_resumed(tmp_path, expecte
             with pytest.raises(
                 MemoryError, match=r"block 1 of seed 7.*does not fit.*smaller block_size"
             ):
-                sweep(trial, GRID[:2], store=tmp_path / "s.jsonl", **SETTINGS)
+                sweep(
+                    trial,
+                    GRID[:2],
+                    store=tmp_path / "s.jsonl",
+                    **SETTINGS,
+                )
             assert len(block_lines(tmp_path / "s.jsonl")) == 4
         else:
             assert (
@@ -248,18 +348,15 @@ def test_out_of_memory_at_any_block_is_tried_again_and_resumed(tmp_path, expecte
 def script(folder, text=SCRIPT):
     path = folder / "toy.py"
     path.write_text(text)
-    spec = importlib.util.spec_from_file_location("experiment_toy", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return executed(path, "experiment_toy")
 
 
 @pytest.mark.parametrize("new", ["FACTOR = 100", "FACTOR = 1  # a comment"])
 def test_every_word_of_the_script_counts(tmp_path, new):
-    before = [code_of(made) for made in (script(tmp_path).make_trial, script(tmp_path).Made(1))]
-    assert before == [
-        code_of(made) for made in (script(tmp_path).make_trial, script(tmp_path).Made(1))
-    ]
+    one = script(tmp_path)
+    two = script(tmp_path)
+    before = [code_of(one.make_trial), code_of(one.Made(1))]
+    assert before == [code_of(two.make_trial), code_of(two.Made(1))]
     toy = script(tmp_path, SCRIPT.replace("FACTOR = 1", new))
     assert not {code_of(toy.make_trial), code_of(toy.Made(1))} & set(before)
 
@@ -319,10 +416,8 @@ def test_it_is_the_same_in_another_process(tmp_path):
 
 def test_it_names_the_packages_and_their_versions(monkeypatch):
     said = code_of(test_it_names_the_packages_and_their_versions)
-    assert (
-        f"torch {torch.__version__}" in said
-        and package() in said
-        and torchdp.__version__ in package()
-    )
+    assert f"torch {torch.__version__}" in said
+    assert package() in said
+    assert torchdp.__version__ in package()
     monkeypatch.setattr("torchdp.simulate.code.torch.__version__", "9.9")
     assert "torch 9.9" in code_of(test_it_names_the_packages_and_their_versions) != said

@@ -31,8 +31,15 @@ def no_process_is_left():
 
 
 def test_rows_do_not_depend_on_the_workers_nor_on_the_order(tmp_path, expected):
-    store, order = tmp_path / "store.jsonl", [2, 0, 3, 1]
-    rows = sweep(trials.make_trial, [GRID[i] for i in order], store=store, devices=TWO, **SETTINGS)
+    store = tmp_path / "store.jsonl"
+    order = [2, 0, 3, 1]
+    rows = sweep(
+        trials.make_trial,
+        [GRID[i] for i in order],
+        store=store,
+        devices=TWO,
+        **SETTINGS,
+    )
     assert results(rows) == [expected[i] for i in order]
     assert len(set(lines(store))) == len(lines(store)) == 12
     assert sorted(results(read(store))) == sorted(expected)
@@ -43,34 +50,61 @@ def test_rows_do_not_depend_on_the_workers_nor_on_the_order(tmp_path, expected):
 def test_one_of_two_workers_that_is_killed_changes_nothing(tmp_path):
     """90 blocks of three configurations on two processes, none of them twice."""
     settings = {"trials": 300, "seed": 7, "block_size": 10}
-    alone = sweep(trials.make_trial, GRID[:3], store=tmp_path / "one.jsonl", **settings)
-    store, killed = tmp_path / "two.jsonl", []
+    alone = sweep(
+        trials.make_trial,
+        GRID[:3],
+        store=tmp_path / "one.jsonl",
+        **settings,
+    )
+    store = tmp_path / "two.jsonl"
+    killed = []
 
     def kill():
         wait_until(lambda: len(lines(store)) > 20)
-        killed.extend(int(path.stem) for path in list(tmp_path.glob("*.pid"))[:1])
+        first = next(tmp_path.glob("*.pid"))
+        killed.append(int(first.stem))
         os.kill(killed[0], signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
     slow = partial(trials.slow, tmp_path, 0.01, 90)
     slow.__wrapped__ = trials.make_trial
-    rows = sweep(slow, GRID[:3], store=store, devices=TWO, **settings)
+    rows = sweep(
+        slow,
+        GRID[:3],
+        store=store,
+        devices=TWO,
+        **settings,
+    )
     killer.join()
-    assert len(killed) == 1 and len([*tmp_path.glob("*.pid")]) > 1  # others did its blocks
+    # others did its blocks
+    assert len(killed) == 1
+    assert len([*tmp_path.glob("*.pid")]) > 1
     assert results(rows) == results(alone)
     assert len(set(lines(store))) == len(lines(store)) == 90
 
 
 def test_a_target_gives_the_rows_of_one_process_though_workers_run_ahead(tmp_path):
     target = {**SETTINGS, "trials": 5000, "target_relative_ci": 0.1}
-    alone = sweep(trials.make_trial, GRID[:1], store=tmp_path / "a.jsonl", **target)
+    alone = sweep(
+        trials.make_trial,
+        GRID[:1],
+        store=tmp_path / "a.jsonl",
+        **target,
+    )
     store = tmp_path / "b.jsonl"
     late = partial(trials.late_first_block, store, len(lines(tmp_path / "a.jsonl")))
     late.__wrapped__ = trials.make_trial
     # others run ahead, or it does not end
-    rows = sweep(late, GRID[:1], store=store, devices=TWO, **target)
-    assert results(rows) == results(alone) and rows[0].moments.count < 5000
+    rows = sweep(
+        late,
+        GRID[:1],
+        store=store,
+        devices=TWO,
+        **target,
+    )
+    assert results(rows) == results(alone)
+    assert rows[0].moments.count < 5000
 
 
 def test_a_block_that_kills_its_workers_fails_alone(tmp_path, expected):
@@ -79,7 +113,8 @@ def test_a_block_that_kills_its_workers_fails_alone(tmp_path, expected):
         trials.dying, GRID, store=store, devices=["cpu"], on_error=OnError.GO_ON, **SETTINGS
     )
     assert "ChildProcessError: the worker process on cpu died in block 1 of seed 7" in rows[2].error
-    assert "if __name__ == '__main__'" in rows[2].error  # or it was not let begin
+    # or it was not let begin
+    assert "if __name__ == '__main__'" in rows[2].error
     # another worker did the rest
     assert [*results(rows)[:2], results(rows)[3]] == [*expected[:2], expected[3]]
     assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
@@ -90,11 +125,19 @@ def test_a_block_that_kills_its_workers_fails_alone(tmp_path, expected):
 def test_an_exception_names_its_block_and_device_once(tmp_path, expected, capfd, where):
     store = tmp_path / "store.jsonl"
     with pytest.raises(RuntimeError, match="ZeroDivisionError: a planted error") as caught:
-        sweep(trials.failing, GRID, store=store, **where, **SETTINGS)
+        sweep(
+            trials.failing,
+            GRID,
+            store=store,
+            **where,
+            **SETTINGS,
+        )
     for words in ("block 2 of seed 7", '{"n":100,"name":"b"}', "on cpu"):
         assert str(caught.value).count(words) == 1
-    assert "a planted error" in str(caught.value.__cause__)  # with the worker's traceback
-    assert capfd.readouterr().err == ""  # nothing from the workers beside it
+    # with the worker's traceback
+    assert "a planted error" in str(caught.value.__cause__)
+    # nothing from the workers beside it
+    assert capfd.readouterr().err == ""
     assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
 
 
@@ -111,7 +154,8 @@ def test_workers_have_the_bits_of_one_thread_and_the_default_dtype_of_this_proce
         torch.set_num_threads(1)
         one = once().moments
         torch.set_num_threads(4)
-        assert once().moments != one  # the check has power
+        # the check has power
+        assert once().moments != one
         assert once(devices=["cpu"]).moments == one
     finally:
         torch.set_num_threads(threads)
@@ -136,7 +180,8 @@ def test_what_cannot_be_sent_is_refused_before_any_work(tmp_path):
 )
 def test_a_cluster_of_dask_that_gets_another_worker(tmp_path, expected, monkeypatch, made):
     distributed = pytest.importorskip("distributed")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
+    folders = [str(Path(__file__).parent), *sys.path]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
     with (
         distributed.LocalCluster(
             n_workers=1, threads_per_worker=1, dashboard_address=None
@@ -152,7 +197,13 @@ def test_a_cluster_of_dask_that_gets_another_worker(tmp_path, expected, monkeypa
     assert results(rows) == expected
 
 
-def script(folder: Path, store: Path, seconds: float, count: int, most: int) -> subprocess.Popen:
+def script(
+    folder: Path,
+    store: Path,
+    seconds: float,
+    count: int,
+    most: int,
+) -> subprocess.Popen:
     text = f"""
 import sys
 sys.path[:0] = {[str(Path(__file__).parent), str(Path(torchdp.__file__).parents[1])]!r}
@@ -174,7 +225,9 @@ if __name__ == "__main__":
 
 def alive(process: int) -> bool:
     try:
-        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        state = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1]
+        # a zombie has ended
+        return state.split()[0] != "Z"
     except OSError:
         return False
 
@@ -186,21 +239,23 @@ def alive(process: int) -> bool:
 def test_workers_end_with_their_parent_and_the_next_call_resumes(tmp_path, expected, how, count):
     store = tmp_path / "store.jsonl"
     parent = script(tmp_path, store, 0.2, count, 4)
-    wait_until(
-        lambda: (
-            (len(lines(store)) >= 3 and len([*tmp_path.glob("*.pid")]) == count)
-            or parent.poll() is not None
-        )
-    )
+
+    def started():
+        return len(lines(store)) >= 3 and len([*tmp_path.glob("*.pid")]) == count
+
+    wait_until(lambda: started() or parent.poll() is not None)
     workers = [int(path.stem) for path in tmp_path.glob("*.pid")]
-    assert len(workers) == count and all(map(alive, workers))
+    assert len(workers) == count
+    assert all(map(alive, workers))
     if how == signal.SIGINT:
-        os.killpg(parent.pid, how)  # as a terminal does: all of them get it
+        # as a terminal does: all of them get it
+        os.killpg(parent.pid, how)
     else:
         parent.send_signal(how)
     wait_until(lambda: not any(map(alive, workers)))
     _, said = parent.communicate(timeout=PATIENCE)
-    assert said.count("Traceback") == (how == signal.SIGINT)  # the parent's own KeyboardInterrupt
+    # the parent's own KeyboardInterrupt
+    assert said.count("Traceback") == (how == signal.SIGINT)
     assert len(lines(store)) < 12
     assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
 
@@ -209,6 +264,12 @@ def test_a_device_of_an_executor_need_not_be_here():
     """Its workers have it, or say so."""
     with ThreadPoolExecutor(1) as executor:
         with pytest.raises((RuntimeError, ValueError), match=r"block 0 of seed 1.*on cuda:99"):
-            run(trials.squared_error, 10, 1, executor=executor, device="cuda:99")
+            run(
+                trials.squared_error,
+                10,
+                1,
+                executor=executor,
+                device="cuda:99",
+            )
     with pytest.raises(ValueError, match="device must be a device of this machine"):
         run(trials.squared_error, 10, 1, device="cuda:99")

@@ -15,14 +15,20 @@ from torchdp.simulate import Row, Trial
 from torchdp.simulate.blocks import Samples
 from torchdp.simulate.streams import block_generator
 
-done: Counter[int] = Counter()  # blocks of each process
+# blocks of each process
+done: Counter[int] = Counter()
 GRID: list[dict[str, Any]] = [{"n": n, "name": name} for n in (10, 100) for name in ("a", "b")]
 SETTINGS: dict[str, Any] = {"trials": 250, "seed": 7, "block_size": 100}
 
 
 def make_trial(config: dict[str, Any]) -> Trial:
     def sample(generator: torch.Generator, size: int) -> torch.Tensor:
-        drawn = torch.randn(size, generator=generator, dtype=torch.float64, device=generator.device)
+        drawn = torch.randn(
+            size,
+            generator=generator,
+            dtype=torch.float64,
+            device=generator.device,
+        )
         return drawn.square() / config["n"]
 
     return Trial(sample, {"predicted_mse": 1 / config["n"]})
@@ -35,7 +41,11 @@ def several(config: dict[str, Any]) -> Trial:
     def sample(generator: torch.Generator, size: int) -> dict[str, torch.Tensor]:
         error = one.sample(generator, size)
         assert isinstance(error, torch.Tensor)
-        return {"squared error": error, "coverage": error < 4 / config["n"], "bias": error.sqrt()}
+        return {
+            "squared error": error,
+            "coverage": error < 4 / config["n"],
+            "bias": error.sqrt(),
+        }
 
     return Trial(sample, one.facts)
 
@@ -86,7 +96,8 @@ def block_lines(store: Path) -> list[bytes]:
     return [line for line in lines if b'"kind":"block"' in line]
 
 
-PATIENCE = 600  # seconds for what must come, on a machine that does other things too
+# seconds for what must come, on a machine that does other things too
+PATIENCE = 600
 
 
 def wait_until(true: Callable[[], object]) -> None:
@@ -102,7 +113,12 @@ def late_first_block(store: Path, count: int, config: dict[str, Any]) -> Trial:
     return before_block(config, 0, lambda: wait_until(lambda: len(block_lines(store)) > count))
 
 
-def slow(folder: Path, seconds: float, most: int, config: dict[str, Any]) -> Trial:
+def slow(
+    folder: Path,
+    seconds: float,
+    most: int,
+    config: dict[str, Any],
+) -> Trial:
     """``make_trial`` that takes its time and leaves its process number in ``folder``; it hangs
     after ``most``.
     """
@@ -111,14 +127,16 @@ def slow(folder: Path, seconds: float, most: int, config: dict[str, Any]) -> Tri
     def sample(generator: torch.Generator, size: int) -> Samples:
         (folder / f"{os.getpid()}.pid").touch()
         done[os.getpid()] += 1
-        time.sleep(seconds if done[os.getpid()] <= most else PATIENCE)
+        alone = done[os.getpid()] <= most
+        time.sleep(seconds if alone else PATIENCE)
         return trial.sample(generator, size)
 
     return Trial(sample, trial.facts)
 
 
 for same in (dying, failing, late_first_block, never, slow):
-    same.__wrapped__ = make_trial  # their numbers are its own
+    # their numbers are its own
+    same.__wrapped__ = make_trial
 
 
 def poisoned(generator: torch.Generator, size: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from laws import generator
 from scipy import special
+from torch.testing import assert_close
 
 from torchdp.privacy import Model, Neighbours, gaussian_log_delta, gaussian_sigma
 from torchdp.sketching import (
@@ -29,7 +30,13 @@ BOUND = 1.3
 MU = 1 / gaussian_sigma(EPSILON, DELTA)
 
 
-def rows(sketch, bound=BOUND, coalition=EVERYBODY, delta=DELTA, epsilon=EPSILON):
+def rows(
+    sketch,
+    bound=BOUND,
+    coalition=EVERYBODY,
+    delta=DELTA,
+    epsilon=EPSILON,
+):
     return GaussianNoise.calibrated(
         sketch, bound, epsilon=epsilon, delta=delta, coalition=coalition
     )
@@ -47,7 +54,7 @@ def written_out_mus(noise, sketch, corrupt=(), bound=BOUND):
     s = sketch.copies
     m = sketch.height
     honest = [i for i in range(n) if i not in corrupt]
-    source = torch.zeros(m, s, n, dtype=torch.float64)
+    source = torch.zeros(m, s, n).double()
     for c, i in itertools.product(range(s), honest):
         sigma = float(noise._rows(sketch)[sketch.rows[c, i]])
         source[sketch.rows[c, i], c, i] = float(sketch.signs[c, i]) * sigma / math.sqrt(s)
@@ -56,7 +63,8 @@ def written_out_mus(noise, sketch, corrupt=(), bound=BOUND):
     covariance = (source @ source.mT)[used][:, used]
     S = sketch.dense()[used]
     difference = 2 * bound * S[:, honest]
-    return (difference * torch.linalg.solve(covariance, difference)).sum(0).sqrt()
+    solved = torch.linalg.solve(covariance, difference)
+    return (difference * solved).sum(0).sqrt()
 
 
 SKETCHES = [
@@ -73,16 +81,16 @@ SKETCHES = [
 def test_guarantee_of_gaussian_noise_is_exact_where_everybody_is_honest(sketch):
     noise = rows(sketch)
     mu = written_out_mu(noise, sketch)
+    # mu is calibrated exactly where all are honest
     assert mu == pytest.approx(MU, rel=1e-8)
     promise = noise.guarantee(sketch, BOUND, delta=DELTA)
-    assert (
-        promise.exact
-        and promise.epsilon == pytest.approx(EPSILON, rel=1e-6)
-        and promise.delta == DELTA
-    )
+    assert promise.exact
+    assert promise.epsilon == pytest.approx(EPSILON, rel=1e-6)
+    assert promise.delta == DELTA
     assert (promise.model, promise.neighbours) == (Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE)
     assert math.exp(gaussian_log_delta(1 / mu, promise.epsilon)) == pytest.approx(DELTA, rel=1e-5)
     less = type(noise)(0.9 * noise.sigma)
+    # negative control: less noise breaks the promise
     assert math.exp(gaussian_log_delta(1 / written_out_mu(less, sketch), EPSILON)) > 1.5 * DELTA
     assert less.guarantee(sketch, BOUND, delta=DELTA).epsilon > 1.05 * EPSILON
 
@@ -95,26 +103,31 @@ def test_guarantee_holds_against_every_adaptive_coalition(make):
     coalition = AdaptiveCoalition(2)
     noise = rows(sketch, coalition=coalition)
     mus = [written_out_mu(noise, sketch, pair) for pair in itertools.combinations(range(14), 2)]
+    # no pair of clients does better than is said
     assert max(mus) <= MU * (1 + 1e-9)
-    promise = noise.guarantee(sketch, BOUND, delta=DELTA, coalition=coalition)
+    promise = noise.guarantee(
+        sketch,
+        BOUND,
+        delta=DELTA,
+        coalition=coalition,
+    )
     assert promise.epsilon == pytest.approx(EPSILON, rel=1e-6)
     assert promise.exact == (make is count_sketch) == coalition.exact(sketch)
     if promise.exact:
+        # attained by the worst pair
         assert max(mus) == pytest.approx(MU, rel=1e-9)
     careless = rows(sketch)
-    assert (
-        max(written_out_mu(careless, sketch, pair) for pair in itertools.combinations(range(14), 2))
-        > 1.05 * MU
-    )
+    pairs = itertools.combinations(range(14), 2)
+    # negative control: calibrated without a coalition
+    assert max(written_out_mu(careless, sketch, pair) for pair in pairs) > 1.05 * MU
 
 
 @pytest.mark.parametrize("sketch", SKETCHES)
 def test_noise_for_each_row_has_the_least_variance(sketch):
     least = entry_variance(BOUND, epsilon=EPSILON, delta=DELTA)
     assert least == pytest.approx((2 * BOUND / MU) ** 2)
-    torch.testing.assert_close(
-        rows(sketch).variance(sketch), torch.full((sketch.height,), least).double()
-    )
+    expected = torch.full((sketch.height,), least)
+    assert_close(rows(sketch).variance(sketch), expected.double())
 
 
 def test_a_sketch_without_honest_clients_in_some_row_is_refused():
@@ -135,24 +148,37 @@ def test_rows_that_hold_nobody_need_no_honest_client():
 def laplace_sum_density(x, shares, scale):
     """Of Gamma(r, b) - Gamma(r, b): the variance-gamma density."""
     z = np.abs(x) / scale
-    bessel = special.kve(shares - 0.5, z) * np.exp(-z)
-    return (
-        z ** (shares - 0.5)
-        * bessel
-        / (2 ** (shares - 0.5) * math.sqrt(math.pi) * special.gamma(shares) * scale)
-    )
+    order = shares - 0.5
+    bessel = special.kve(order, z) * np.exp(-z)
+    unit = 2**order * math.sqrt(math.pi) * special.gamma(shares) * scale
+    return z**order * bessel / unit
 
 
-@pytest.mark.parametrize(("corrupt", "copies"), [(0, 1), (4, 1), (0, 2), (0, 4)])
+@pytest.mark.parametrize(
+    ("corrupt", "copies"),
+    [
+        (0, 1),
+        (4, 1),
+        (0, 2),
+        (0, 4),
+    ],
+)
 def test_guarantee_of_laplace_noise_is_pure_and_exact(corrupt, copies):
     """Densities of the row's honest noise, shifted: every share from the fewest honest clients to
     all.
     """
     sketch = balanced_osnap(48, 4, copies, generator=generator(8))
     coalition = AdaptiveCoalition(corrupt)
-    noise = LaplaceNoise.calibrated(sketch, BOUND, epsilon=EPSILON, coalition=coalition)
+    noise = LaplaceNoise.calibrated(
+        sketch,
+        BOUND,
+        epsilon=EPSILON,
+        coalition=coalition,
+    )
     promise = noise.guarantee(sketch, BOUND, coalition=coalition)
-    assert promise.exact and promise.delta == 0 and promise.epsilon == pytest.approx(EPSILON)
+    assert promise.exact
+    assert promise.delta == 0
+    assert promise.epsilon == pytest.approx(EPSILON)
     x = np.linspace(-60, 60, 4801) * noise.scale + 1e-9
     honest = int(sketch.counts()[0]) - corrupt
     worst = []
@@ -160,8 +186,12 @@ def test_guarantee_of_laplace_noise_is_pure_and_exact(corrupt, copies):
         shares = held / float(noise.parts[0])
         here = laplace_sum_density(x - BOUND, shares, noise.scale)
         there = laplace_sum_density(x - -BOUND, shares, noise.scale)
-        worst.append(copies * float(np.log(here / there).max()))
-    assert max(worst) <= EPSILON * (1 + 1e-9) and worst[0] == pytest.approx(EPSILON, rel=1e-6)
+        ratio = here / there
+        worst.append(copies * float(np.log(ratio).max()))
+    # pure: the worst log ratio of all shares
+    assert max(worst) <= EPSILON * (1 + 1e-9)
+    # attained by the fewest honest clients
+    assert worst[0] == pytest.approx(EPSILON, rel=1e-6)
     fewer = laplace_sum_density(x - BOUND, 0.5, noise.scale) / laplace_sum_density(
         x + BOUND, 0.5, noise.scale
     )

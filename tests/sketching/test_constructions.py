@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from laws import generator
+from laws import generator, normal
 from scipy import stats
+from torch.testing import assert_close
 
 from torchdp.sketching import balanced_osnap, count_sketch, ones, osnap, rademacher
 
@@ -26,63 +27,90 @@ def test_columns_have_unit_norm_and_the_product_is_the_identity_on_average(make)
     n = 6
     m = 4
     s = 2
+    # means of 600 sketches: the signs' deviation is a 25th
     draws = 600
     total = torch.zeros(n, n).double()
     unsigned = torch.zeros(n, n).double()
     for seed in range(draws):
         S = make(n, m, s, generator=generator(seed)).dense()
         product = S.mT @ S
-        torch.testing.assert_close(product.diagonal(), torch.ones(n, dtype=torch.float64))
+        assert_close(product.diagonal(), torch.ones(n).double())
         total += product
         unsigned += S.abs().mT @ S.abs()
     off = ~torch.eye(n, dtype=torch.bool)
-    assert float(total[off].abs().max()) * math.sqrt(m / draws) < stats.norm.isf(ALPHA)
-    assert float(unsigned[off].min()) * math.sqrt(m / draws) > stats.norm.isf(ALPHA)
+    # normal deviations of the means, against the quantile at this level
+    scale = math.sqrt(m / draws)
+    quantile = stats.norm.isf(ALPHA)
+    assert float(total[off].abs().max()) * scale < quantile
+    assert float(unsigned[off].min()) * scale > quantile
 
 
 def test_every_copy_is_uniform_whatever_the_others_are():
     """The rows of one copy are uniform over all, the set of a column's rows over all sets."""
+    # about three thousand of each set of rows
     n = 60_000
     m = 6
     s = 3
     sketch = osnap(n, m, s, generator=generator(1))
     for rows in (*sketch.rows, *count_sketch(n, m, generator=generator(1)).rows):
         assert stats.chisquare(torch.bincount(rows, minlength=m)).pvalue > ALPHA
-    sets = np.bincount(sum(2 ** sketch.rows[c] for c in range(s)).numpy())
-    assert (sets > 0).sum() == math.comb(m, s) and stats.chisquare(sets[sets > 0]).pvalue > ALPHA
+    # a set of rows as a number of m bits
+    numbers = sum(2 ** sketch.rows[c] for c in range(s))
+    sets = np.bincount(numbers.numpy())
+    assert (sets > 0).sum() == math.comb(m, s)
+    assert stats.chisquare(sets[sets > 0]).pvalue > ALPHA
     assert stats.binomtest(int((sketch.signs > 0).sum()), s * n).pvalue > ALPHA
 
 
 @pytest.mark.parametrize(
-    ("n", "m", "s"), [(1000, 10, 1), (1001, 12, 3), (7, 12, 3), (50, 50, 5), (1, 4, 2)]
+    ("n", "m", "s"),
+    [
+        (1000, 10, 1),
+        (1001, 12, 3),
+        (7, 12, 3),
+        (50, 50, 5),
+        (1, 4, 2),
+    ],
 )
 def test_balanced_rows_hold_equally_many_up_to_one(n, m, s):
     counts = balanced_osnap(n, m, s, generator=generator()).counts()
-    assert int(counts.max() - counts.min()) <= 1 and int(counts.sum()) == s * n
+    assert int(counts.max() - counts.min()) <= 1
+    assert int(counts.sum()) == s * n
 
 
 def test_the_dense_sketch_is_a_latin_square_of_copies():
     sketch = rademacher(30, 5, generator=generator())
-    assert sketch.copies == 5 and (sketch.counts() == 30).all()
+    assert sketch.copies == 5
+    assert (sketch.counts() == 30).all()
     for c in range(5):
         assert (torch.bincount(sketch.rows[c]) == 6).all()
-    assert (sketch.dense().abs() - 1 / math.sqrt(5)).abs().max() < 1e-15
+    sizes = sketch.dense().abs()
+    # equal entries, up to rounding
+    assert (sizes - 1 / math.sqrt(5)).abs().max() < 1e-15
 
 
 def test_ones_is_the_plain_sum():
-    A = torch.randn(17, 3, dtype=torch.float64, generator=generator())
-    torch.testing.assert_close(ones(17).apply(A), A.sum(0, keepdim=True))
+    A = normal(17, 3)
+    assert_close(ones(17).apply(A), A.sum(0, keepdim=True))
 
 
 def stretches(sketch, basis):
     """The smallest and the largest singular value of S U, U the orthonormal columns of the
     basis.
     """
-    values = torch.linalg.svdvals(sketch.apply(torch.linalg.qr(basis.double()).Q))
+    columns = torch.linalg.qr(basis.double()).Q
+    values = torch.linalg.svdvals(sketch.apply(columns))
     return float(values[-1]), float(values[0])
 
 
-@pytest.mark.parametrize(("make", "s"), [(osnap, 4), (balanced_osnap, 4), (balanced_osnap, 1)])
+@pytest.mark.parametrize(
+    ("make", "s"),
+    [
+        (osnap, 4),
+        (balanced_osnap, 4),
+        (balanced_osnap, 1),
+    ],
+)
 def test_an_embedding_of_the_height_of_theory_has_small_distortion(make, s):
     """m = 60 r rows for r = 5 columns: singular values as those of a Gaussian matrix, 1 -+
     sqrt(r/m), and 10 % more; the coordinates of a few clients, the hard case of sparse sketches,
@@ -90,7 +118,7 @@ def test_an_embedding_of_the_height_of_theory_has_small_distortion(make, s):
     n = 4000
     r = 5
     m = 300
-    basis = torch.randn(n, r, dtype=torch.float64, generator=generator(1))
+    basis = normal(n, r, seed=1)
     for seed in range(5):
         sketch = make(n, m, s, generator=generator(seed))
         low, high = stretches(sketch, basis)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from laws import generator, normal
 from products import written_out
+from torch.testing import assert_close
 
 from torchdp.sketching import Sketch, balanced_count_sketch, balanced_osnap, ones, osnap, rademacher
 
@@ -29,10 +30,10 @@ SKETCHES = [
 def test_every_way_of_applying_a_sketch_is_the_matrix_product(sketch):
     S = written_out(sketch)
     A = normal(2, sketch.clients, 4)
-    torch.testing.assert_close(sketch.dense(), S)
-    torch.testing.assert_close(sketch.apply(A), S @ A)
-    torch.testing.assert_close(sketch.sums(A), math.sqrt(sketch.copies) * S @ A)
-    torch.testing.assert_close(sketch.apply(A[0].float()), (S @ A[0]).float(), rtol=1e-4, atol=1e-5)
+    assert_close(sketch.dense(), S)
+    assert_close(sketch.apply(A), S @ A)
+    assert_close(sketch.sums(A), math.sqrt(sketch.copies) * S @ A)
+    assert_close(sketch.apply(A[0].float()), (S @ A[0]).float(), rtol=1e-4, atol=1e-5)
     assert torch.equal(sketch.counts(), (S != 0).sum(1))
 
 
@@ -41,7 +42,8 @@ def test_sums_of_integers_are_exact_also_where_they_wrap(sketch):
     Q = torch.empty(2, sketch.clients, 3, dtype=torch.int64).random_(
         -(2**63), None, generator=generator(8)
     )
-    signs = (written_out(sketch) * math.sqrt(sketch.copies)).round().to(torch.int64)
+    scaled = written_out(sketch) * math.sqrt(sketch.copies)
+    signs = scaled.round().to(torch.int64)
     wanted = (signs[:, :, None] * Q[:, None]).sum(-2)
     assert torch.equal(sketch.sums(Q), wanted)
     assert torch.equal(sketch.sums(Q.to(torch.int32)), wanted.to(torch.int32))
@@ -52,6 +54,11 @@ def test_sketches_on_a_gpu():
     here = osnap(5000, 40, 4, generator=generator(1, "cuda"))
     there = Sketch(here.rows.cpu(), here.signs.cpu(), 40)
     A = normal(5000, 3)
-    torch.testing.assert_close(here.apply(A.cuda()).cpu(), there.apply(A))
-    Q = torch.randint(-(2**62), 2**62, (5000, 3), generator=generator(2))
+    assert_close(here.apply(A.cuda()).cpu(), there.apply(A))
+    Q = torch.randint(
+        -(2**62),
+        2**62,
+        (5000, 3),
+        generator=generator(2),
+    )
     assert torch.equal(here.sums(Q.cuda()).cpu(), there.sums(Q))
