@@ -185,7 +185,7 @@ def test_covariances_count_types_that_one_report_brings_in(client):
     answers = plain @ W.mT
     unbiased = found.unbiased.value
     true = float(chances @ ((answers - chances @ answers) * (unbiased - chances @ unbiased)).sum(1))
-    freedoms, _, stated = judged(client, reports.double(), plain[None], W)
+    _, _, stated = judged(client, reports.double(), plain[None], W)
     assert float(chances @ stated[0]) == pytest.approx(true, rel=0.15, abs=1e-6)
     if p.max() > 0.9:  # one message for each type: these stay where no type is counted
         variance = float(chances @ (unbiased - chances @ unbiased).square().sum(1))

@@ -329,42 +329,37 @@ def projections(
     # nearest_histogram counts for one user.
     limit = CLOSE / float(torch.as_tensor(n, dtype=torch.float64).amax())
     metric = W.mT @ W
+    rough = torch.zeros_like(gram)
+    strengths = []
     fits = []
-    freedoms = []
-    covariances = []
+    traces = []
     if ordered and 2 < k <= LARGEST:
         fits.append(torch.full_like(pull, 1 / k))
-        freedoms.append(torch.zeros_like(pull[:, 0]))
-        covariances.append(torch.zeros_like(pull[:, 0]))
+        traces.append(torch.zeros_like(pull[:, :2]).mT)
         bend = torch.eye(k).to(gram).diff(n=2, dim=0)
         rough = bend.mT @ bend
-        for strength in _strengths(gram, rough):
-            stiff = gram + strength * rough
-            h, _ = nearest_histogram(stiff, pull, limit)
-            fits.append(h)
-            freedom, covariance = _projected(gram, stiff, pull, h, step, metric)
-            freedoms.append(freedom)
-            covariances.append(covariance)
-    h, gap = nearest_histogram(gram, pull, limit)
-    fits.append(h)
-    freedom, covariance = _projected(gram, gram, pull, h, step, metric)
-    freedoms.append(freedom)
-    covariances.append(covariance)
-    gap = n * gap.clamp_min(0)
-    return torch.stack(fits), torch.stack(freedoms), torch.stack(covariances), gap
+        strengths = _strengths(gram, rough)
+    for strength in [*strengths, 0.0]:
+        stiff = gram + strength * rough
+        h, gap = nearest_histogram(stiff, pull, limit)
+        X = _projected(stiff, pull, h, step)
+        fits.append(h)
+        traces.append(torch.stack([(X * seen).sum((-1, -2)) for seen in (gram, metric)]))
+    freedoms, covariances = torch.stack(traces, 1)
+    return torch.stack(fits), freedoms, covariances, n * gap.clamp_min(0)
 
 
-def _projected(
-    gram: Tensor, stiff: Tensor, pull: Tensor, h: Tensor, step: float | Tensor, metric: Tensor
-) -> tuple[Tensor, Tensor]:
-    """tr A X and tr W X W^T, X the inverse on the types with weight and sum 0; (b,) each."""
-    on = h > ON
+def _projected(stiff: Tensor, pull: Tensor, h: Tensor, step: float | Tensor) -> Tensor:
+    """X, (b, k, k), of projections h to which changes dp of the pull add X dp.
+
+    A type without weight moves by its part of a report that brings it in.
+    """
     slope = h @ stiff - pull
     lacking = slope - (h * slope).sum(-1, keepdim=True)
-    X = unsmoothed(stiff, torch.where(on, 1, (1 - lacking / step).clamp(0, 1)))
+    X = unsmoothed(stiff, torch.where(h > ON, 1, (1 - lacking / step).clamp(0, 1)))
+    # The sum stays 1.
     sums = X.sum(-1, keepdim=True)
-    X = X - sums * sums.mT / sums.sum(1, keepdim=True)
-    return (X * gram).sum((-1, -2)), (X * metric).sum((-1, -2))
+    return X - sums * sums.mT / sums.sum(1, keepdim=True)
 
 
 def _strengths(gram: Tensor, rough: Tensor) -> list[float]:
