@@ -26,8 +26,9 @@ from torchdp.queries import (
 from torchdp.queries.likelihood import (
     convolved,
     expected,
-    freedom,
+    judged,
     most_likely,
+    response,
     smoothers,
 )
 from torchdp.randomizers import (
@@ -166,9 +167,79 @@ def test_a_single_step_moves_as_the_degrees_of_freedom_say():
     # of least variance
     decoder = torch.linalg.solve(M, Q.mT / p)
     A = torch.linalg.pinv(decoder @ spread @ decoder.mT, rtol=1e-9)
-    product = A @ moved.mT @ spread @ decoder.mT
-    traced = float(product.trace())
-    assert float(freedom(Q, at, S)) == pytest.approx(traced, rel=0.1, abs=0.05)
+    traced = float((A @ moved.mT @ spread @ decoder.mT).trace())
+    followed = (response(M[None], at, S)[0] * M).sum() - 1
+    assert float(followed) == pytest.approx(traced, rel=0.1, abs=0.05)
+
+
+RARE = {
+    "response": RandomizedResponse(4, 5.0),
+    "strategy": StrategyMatrix(RandomizedResponse(4, 5.0).laws(torch.arange(4)).mT),
+    "Hadamard": HadamardResponse(4, 5.0),
+}
+
+
+@pytest.mark.parametrize("client", RARE.values(), ids=RARE)
+def test_covariances_count_types_that_one_report_brings_in(client):
+    """All users of one type, every tally listed: tr Cov(W h, W u) is that which is stated."""
+    n = 12
+    W = workloads.prefix(4).dense()
+    protocol = LocalOracle(W, client)
+    p = client.laws(torch.tensor([1]))[0]
+    reports = tallies(n, len(p))
+    logs = math.lgamma(n + 1) - torch.lgamma(reports.double() + 1).sum(1)
+    chances = (logs + reports.double() @ p.log()).exp()
+    likely = chances > 1e-9
+    reports = reports[likely]
+    chances = chances[likely] / chances[likely].sum()
+    assert len(reports) > 20
+    found = fitted(protocol, Tally(n, {"reports": reports}), ordered=False)
+    even = torch.full((len(reports), 4), 1 / 4).double()
+    plain, _ = most_likely(client, reports.double(), even)
+    answers = plain @ W.mT
+    unbiased = found.unbiased.value
+    true = float(chances @ ((answers - chances @ answers) * (unbiased - chances @ unbiased)).sum(1))
+    _, _, stated = judged(client, reports.double(), plain[None], W)
+    assert float(chances @ stated[0]) == pytest.approx(true, rel=0.15, abs=1e-6)
+    if p.max() > 0.9:  # one message for each type: these stay where no type is counted
+        variance = float(chances @ (unbiased - chances @ unbiased).square().sum(1))
+        assert true > 0.7 * variance
+
+
+def tallies(n: int, outputs: int) -> torch.Tensor:
+    """All ways in which n users send so many messages."""
+    if outputs == 1:
+        return torch.tensor([[n]])
+    rows = []
+    for first in range(n + 1):
+        others = tallies(n - first, outputs - 1)
+        rows.append(torch.cat([torch.full((len(others), 1), first), others], 1))
+    return torch.cat(rows)
+
+
+EXPECTED_LESS_THAN_ONCE = {
+    "response": lambda: RandomizedResponse(32, 8.0),
+    "strategy": lambda: StrategyMatrix(RandomizedResponse(32, 8.0).laws(torch.arange(32)).mT),
+    "shifts": lambda: ShiftStrategy.square_wave(32, 8.0, 0),
+}
+
+
+@pytest.mark.parametrize("client", EXPECTED_LESS_THAN_ONCE.values(), ids=EXPECTED_LESS_THAN_ONCE)
+def test_rare_messages_do_not_make_the_fit_worse(client):
+    """All users of one type, each other message expected less than once: twice the squared error
+    where the degrees of freedom of the types that came alone stand for the covariance.
+    """
+    W = workloads.prefix(32).dense()
+    protocol = LocalOracle(W, client())
+    counts = torch.zeros(32, dtype=torch.int64)
+    counts[10] = 300
+    tally = protocol.sample_tally(counts, generator=keyed_generator(b"rare"), sample_shape=(40,))
+    found = fitted(protocol, tally)
+    truth = protocol.exact(counts)
+    errors = []
+    for answers in (found.value, found.unbiased.value):
+        errors.append(float((answers - truth).square().mean()))
+    assert errors[0] < errors[1]
 
 
 @clients

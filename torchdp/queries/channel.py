@@ -25,8 +25,8 @@ from torchdp.protocol.records import broadcast_users
 
 Fits = tuple[Tensor, Tensor, Tensor, Tensor]
 """Histograms (fits, b, k), half of what their estimated risks are below that of the unbiased
-histogram (fits, b), their degrees of freedom over its (fits, b), and what the log likelihood of the
-last may lack, (b,)."""
+histogram (fits, b), their covariances with the unbiased answers, tr Cov(W h, u) (fits, b), and what
+the log likelihood of the last may lack, (b,)."""
 
 # Of the squared distance to the hull of the vectors, relative to the largest squared norm.
 NEAR = 1e-6

@@ -156,21 +156,19 @@ def _fitted(protocol: Channel, tally: Tally, ordered: bool) -> Fit:
     W = protocol.workload
     m, k = W.shape
     batch = unbiased.value.shape[:-1]
-    fits, scores, freedoms, gap = protocol.fits(protocol.flat(tally, batch), ordered and k > 2)
+    fits, scores, covariances, gap = protocol.fits(protocol.flat(tally, batch), ordered and k > 2)
     # Until these are needed the fit without smoothing stands for the consistent answers.
     fits = torch.cat([fits, fits[-1:]])
     u = unbiased.value.reshape(-1, m)
     weights = _akaike_weights(scores)
 
-    # The risk of a mixture v is estimated as |v - u|^2 + 2 tr Cov(v, u) - tr Cov u, that covariance
-    # put at the share of its degrees of freedom: above tr Cov u it gives way to u.
+    # The risk of a mixture v is estimated as |v - u|^2 + 2 tr Cov(v, u) - tr Cov u: that of
+    # a v + (1 - a) u is least at this a.
     variance = unbiased.standard_error.reshape(-1, m).square().sum(-1)
-    freedom = (weights[:-1] * freedoms).sum(0)
-    removed = (1 - freedom - weights[-1]).clamp_min(0)
+    covariance = (weights[:-1] * covariances).sum(0) + weights[-1] * variance
     mixed = (weights[..., None] * fits).sum(0)
     distance = (mixed @ W.mT - u).square().sum(-1)
-    kept = (2 * removed * variance / distance.clamp_min(TINY)).sqrt()
-    kept = kept.clamp(max=1)
+    kept = ((variance - covariance) / distance.clamp_min(TINY)).clamp(0, 1)
     weights = weights * kept
     weights[-1] += 1 - kept
 

@@ -59,8 +59,8 @@ STEEPEST = 60.0
 ROUNDING = 1e-10
 
 
-def fits(client: FrequencyOracle, reports: Tensor, ordered: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Fits (fits, b, k), their degrees of freedom (fits, b), the gap of the last, (b,).
+def fits(client: FrequencyOracle, reports: Tensor, ordered: bool) -> tuple[Tensor, Tensor]:
+    """Fits (fits, b, k), and the gap of the last, (b,).
 
     Each starts from the smoother. reports: (b, outputs).
     """
@@ -73,7 +73,7 @@ def fits(client: FrequencyOracle, reports: Tensor, ordered: bool) -> tuple[Tenso
             histograms.append(h)
     h, gap = most_likely(client, reports, h)
     histograms.append(h)
-    return torch.stack(histograms), freedoms(client, histograms), gap
+    return torch.stack(histograms), gap
 
 
 def expected(client: FrequencyOracle, shares: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,24 +195,6 @@ def smoothed(client: FrequencyOracle, reports: Tensor, kernel: Tensor, start: Te
     return found
 
 
-def freedoms(client: FrequencyOracle, fits: list[Tensor]) -> Tensor:
-    """Degrees of freedom of fits (b, k): (fits, b).
-
-    fits: by each of ``smoothers`` and without one, or the last alone. Smoothed ones are judged on
-    merged neighbours beyond ``MERGED`` types: a fit hardly varies within such a group.
-    """
-    *smooth, plain = fits
-    groups, Q = merged(client)
-    eye = torch.eye(len(groups)).to(Q)
-    found = []
-    for h, kernel in zip(smooth, smoothers(len(groups), Q.device), strict=False):
-        found.append(freedom(Q, h @ groups.mT, convolved(eye, kernel)))
-    # Without smoothing the groups that hold users move freely, but for their sum.
-    heavy = plain @ groups.mT > LIGHT / client.k
-    found.append((heavy.sum(-1) - 1).to(plain))
-    return torch.stack(found)
-
-
 def merged(client: FrequencyOracle) -> tuple[Tensor, Tensor]:
     """At most ``MERGED`` groups of neighbours, (groups, k), and Q for even shares within each.
 
@@ -225,23 +207,95 @@ def merged(client: FrequencyOracle) -> tuple[Tensor, Tensor]:
     return members, client.mixed(members / members.sum(1, keepdim=True)).mT
 
 
-def freedom(Q: Tensor, h: Tensor, S: Tensor) -> Tensor:
-    """Degrees of freedom n tr A Cov(h, u) of fits h (b, k) smoothed by S (k, k): (b,).
+def judged(
+    client: FrequencyOracle, reports: Tensor, fits: Tensor, W: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of fits: degrees of freedom, advantages, covariances with the unbiased answers, (fits, b).
 
-    At the fixed point h = S EM(h, f), with H = diag(h), D = diag(Q h), M = Q^T D^-1 Q, to first
-    order dh = (I - S + S H M)^-1 S H Q^T D^-1 df. Reports of users whose types are fixed have
-    covariance (D - Q H Q^T)/n, and the unbiased histogram u that of least variance A^-1/n, A^-1 =
-    M^-1 - H, so that the trace is that of (I - S + S H M)^-1 S H M, less 1 for the sum.
+    To first order a fit follows the shares f of the reports by dh = X Q^T D^-1 df, X as in
+    ``response``. Reports of users whose types are fixed have covariance (D - Q H Q^T)/n, so that
+    Cov(h, u) = X (I - M H)/n for every unbiased histogram u. That of least variance has A^-1/n,
+    A^-1 = M^-1 - H: the degrees of freedom n tr A Cov(h, u) are tr X M, less 1 for the sum.
+
+    The advantage is half of what the estimated risk of h is below that of this u: the risk is of
+    n (h - t)^T A (h - t), t the users' own histogram. Its unbiased estimate for h is
+    n (h - u)^T A (h - u) + 2 d - r, d the degrees of freedom; that for u is the rank r of A. With
+    the gradient g = Q^T D^-1 (f - Q h), of covariance V/n, V = M - M H M, the distance is
+    n g^T V^-1 g. What n users can not tell does not count: V + I/n is inverted.
+
+    Args:
+        client: Q are the distributions of its messages; of more than ``MERGED`` types neighbours
+            are merged, within which a fit hardly varies.
+        reports: (b, outputs).
+        fits: by each of ``smoothers`` and without one, or the last alone; (fits, b, k).
+        W: the queries, (m, k), of the covariances tr Cov(W h, W u).
+
+    Source: Mallows (1973); Stein (1981).
     """
+    groups, Q = merged(client)
+    queries = (W - W.mean(1, keepdim=True)) @ groups.mT / groups.sum(1)
+    metric = queries.mT @ queries
+    eye = torch.eye(len(groups)).to(Q)
+    # The fit without smoothing has no kernel.
+    kernels = [convolved(eye, one) for one in smoothers(len(groups), Q.device)[: len(fits) - 1]]
+    n = reports.sum(-1, keepdim=True)
+    rows = rows_at_once(max(groups.numel(), Q.numel()))
+    found = []
+    for h, S in zip(fits, [*kernels, None], strict=True):
+        parts = zip(h.split(rows), reports.split(rows), n.split(rows), strict=True)
+        for part, received, users in parts:
+            p = client.mixed(part).clamp_min(TINY)
+            M = Q.mT @ (Q / p[..., None])
+            merged_h = part @ groups.mT
+            MH = M * merged_h[:, None]
+            g = (received / (users * p)) @ Q - 1
+            lone = alone(Q, users * p, g)
+            if S is None:
+                free = merged_h > LIGHT / client.k
+                X = unsmoothed(M, torch.where(free, 1, lone))
+            else:
+                X = response(M, merged_h + lone / users, S)
+            freedom = (X * M).sum((-1, -2)) - 1
+            covariance = ((metric @ X) * (eye - MH).mT).sum((-1, -2)) / users[:, 0]
+            V = M - MH @ M
+            level = 1 / users + ROUNDING * M.diagonal(dim1=-2, dim2=-1)
+            system = V + level.diag_embed()
+            # One decomposition for the rank, tr((V + I/n)^-1 V), and for the distance.
+            solved = torch.linalg.solve(system, torch.cat([V, g[..., None]], -1))
+            distance = users[:, 0] * (solved[..., -1] * g).sum(-1)
+            advantage = _trace(solved) - freedom - distance.clamp_min(0) / 2
+            found.append(torch.stack([freedom, advantage, covariance]))
+    freedoms, advantages, covariances = torch.cat(found, 1).view(3, *fits.shape[:2])
+    return freedoms, advantages, covariances
+
+
+def response(M: Tensor, h: Tensor, S: Tensor) -> Tensor:
+    """X, (b, k, k), of fits h = S EM(h, f), (b, k), with a kernel S: (I - S + S H M)^-1 S H."""
     eye = torch.eye(len(S)).to(S)
-    traces = []
-    for part in h.split(rows_at_once(max(S.numel(), Q.numel()))):
-        p = (part @ Q.mT).clamp_min(TINY)
-        M = Q.mT @ (Q / p[..., None])
-        HM = part[..., None] * M
-        moved = torch.linalg.solve(eye - S + S @ HM, S @ HM)
-        traces.append(_trace(moved) - 1)
-    return torch.cat(traces)
+    return torch.linalg.solve(eye - S + S @ (h[..., None] * M), S * h[:, None])
+
+
+def unsmoothed(M: Tensor, free: Tensor) -> Tensor:
+    """X without a kernel: M^-1 of the types that move, (b, k) in [0, 1], by their part in that."""
+    root = free.sqrt()
+    own = (1 - free + ROUNDING) * M.diagonal(dim1=-2, dim2=-1)
+    system = root[..., None] * M * root[:, None] + own.diag_embed()
+    return root[..., None] * torch.linalg.solve(system, root.diag_embed())
+
+
+def alone(Q: Tensor, messages: Tensor, g: Tensor) -> Tensor:
+    """How far a report moves absent types of gradients g, (b, k), over what it moves others.
+
+    Where few reports of a message are expected, one of them brings in a type that was absent: it
+    adds Q_yx / (expected reports of y) to the gradient, and what is then above 0 moves the type.
+    That is the mean over the messages of x, each by what it tells of x: its share of the message
+    where shares are even.
+
+    messages: expected reports, (b, outputs).
+    """
+    lacking = -g[:, None] * messages[..., None] / Q.clamp_min(TINY)
+    told = Q.square() / Q.sum(1, keepdim=True)
+    return (told * (1 - lacking).clamp(0, 1)).sum(1)
 
 
 def _trace(A: Tensor) -> Tensor:
@@ -249,48 +303,14 @@ def _trace(A: Tensor) -> Tensor:
     return torch.linalg.diagonal(A).sum(-1)
 
 
-def advantages(
-    client: FrequencyOracle, reports: Tensor, fits: Tensor, freedoms: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Half of what the estimated risk of fits is below that of the unbiased u, and d/r, (fits, b).
-
-    The risk is of n (h - t)^T A (h - t), t the users' own histogram, A^-1/n the covariance of u
-    where types are fixed. Its unbiased estimate for h is n (h - u)^T A (h - u) + 2 d - r, d the
-    degrees of freedom; that for u is the rank r of A. With the gradient g = Q^T D^-1 (f - Q h), of
-    covariance V/n, V = M - M H M as in ``freedom``, the distance is n g^T V^-1 g. What n users can
-    not tell does not count: V + I/n is inverted.
-
-    reports: (b, outputs); fits: (fits, b, k); freedoms: d, (fits, b).
-    Source: Mallows (1973); Stein (1981).
-    """
-    groups, Q = merged(client)
-    n = reports.sum(-1, keepdim=True)
-    rows = rows_at_once(max(groups.numel(), Q.numel()))
-    ranks = []
-    distances = []
-    for h in fits:
-        parts = zip(h.split(rows), (reports / n).split(rows), n.split(rows), strict=True)
-        for part, f, users in parts:
-            p = client.mixed(part).clamp_min(TINY)
-            M = Q.mT @ (Q / p[..., None])
-            H = (part @ groups.mT)[:, None]
-            V = M - (M * H) @ M
-            g = (f / p) @ Q - 1
-            level = 1 / users + ROUNDING * torch.linalg.diagonal(M)
-            system = V + level.diag_embed()
-            # One decomposition for the rank, tr((V + I/n)^-1 V), and for the distance.
-            solved = torch.linalg.solve(system, torch.cat([V, g[..., None]], -1))
-            ranks.append(_trace(solved))
-            distance = users[:, 0] * (solved[..., -1] * g).sum(-1)
-            distances.append(distance.clamp_min(0))
-    r = torch.cat(ranks).view(freedoms.shape)
-    distance = torch.cat(distances).view(freedoms.shape)
-    return r - freedoms - distance / 2, freedoms / r.clamp_min(TINY)
-
-
 def projections(
-    gram: Tensor, pull: Tensor, n: float | Tensor, ordered: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+    gram: Tensor,
+    pull: Tensor,
+    n: float | Tensor,
+    ordered: bool,
+    W: Tensor,
+    step: float | Tensor = TINY,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """argmin over histograms of h^T A h/2 - <pull, h> + s ||h''||^2/2 at each s, the last 0.
 
     Even shares come first. Beyond ``LARGEST`` types or where these are not ordered only the last.
@@ -299,39 +319,47 @@ def projections(
         gram: A, (k, k), the inverse covariance of what one user reports of the types.
         pull: (b, k).
         n: users, or (b,).
+        W: the queries, (m, k).
+        step: what one report adds to the pull of the type that it tells, or (b, 1).
 
-    Returns: the fits (fits, b, k), their degrees of freedom (fits, b) and the gap of the last
-    (b,), in nats.
+    Returns: the fits (fits, b, k), their degrees of freedom (fits, b), the covariances of one
+    user's part tr Cov(W h, W u) (fits, b), and the gap of the last (b,), in nats.
     """
     k = len(gram)
     # nearest_histogram counts for one user.
     limit = CLOSE / float(torch.as_tensor(n, dtype=torch.float64).amax())
+    metric = W.mT @ W
+    rough = torch.zeros_like(gram)
+    strengths = []
     fits = []
-    freedoms = []
+    traces = []
     if ordered and 2 < k <= LARGEST:
         fits.append(torch.full_like(pull, 1 / k))
-        freedoms.append(torch.zeros_like(pull[:, 0]))
+        traces.append(torch.zeros_like(pull[:, :2]).mT)
         bend = torch.eye(k).to(gram).diff(n=2, dim=0)
         rough = bend.mT @ bend
-        for strength in _strengths(gram, rough):
-            stiff = gram + strength * rough
-            h, _ = nearest_histogram(stiff, pull, limit)
-            fits.append(h)
-            freedoms.append(_projected_freedom(gram, stiff, h))
-    h, gap = nearest_histogram(gram, pull, limit)
-    fits.append(h)
-    freedoms.append((h > ON).sum(-1).to(h) - 1)
-    return torch.stack(fits), torch.stack(freedoms), n * gap.clamp_min(0)
+        strengths = _strengths(gram, rough)
+    for strength in [*strengths, 0.0]:
+        stiff = gram + strength * rough
+        h, gap = nearest_histogram(stiff, pull, limit)
+        X = _projected(stiff, pull, h, step)
+        fits.append(h)
+        traces.append(torch.stack([(X * seen).sum((-1, -2)) for seen in (gram, metric)]))
+    freedoms, covariances = torch.stack(traces, 1)
+    return torch.stack(fits), freedoms, covariances, n * gap.clamp_min(0)
 
 
-def _projected_freedom(gram: Tensor, stiff: Tensor, h: Tensor) -> Tensor:
-    """Degrees of freedom of projections (b, k): of the types with weight, less 1 for the sum."""
-    on = (h > ON).to(h)
-    pairs = on[:, :, None] * on[:, None]
-    rounding = ROUNDING * gram.diagonal().amax()
-    # A type without weight is a block of its own.
-    system = pairs * stiff + torch.diag_embed(1 - on + rounding * on)
-    return _trace(torch.linalg.solve(system, pairs * gram)) - 1
+def _projected(stiff: Tensor, pull: Tensor, h: Tensor, step: float | Tensor) -> Tensor:
+    """X, (b, k, k), of projections h to which changes dp of the pull add X dp.
+
+    A type without weight moves by its part of a report that brings it in.
+    """
+    slope = h @ stiff - pull
+    lacking = slope - (h * slope).sum(-1, keepdim=True)
+    X = unsmoothed(stiff, torch.where(h > ON, 1, (1 - lacking / step).clamp(0, 1)))
+    # The sum stays 1.
+    sums = X.sum(-1, keepdim=True)
+    return X - sums * sums.mT / sums.sum(1, keepdim=True)
 
 
 def _strengths(gram: Tensor, rough: Tensor) -> list[float]:

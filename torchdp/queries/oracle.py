@@ -429,22 +429,29 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
         n = tally.users()
         reports = tally["reports"].double()
         if isinstance(client, StrategyMatrix | ShiftStrategy):
-            found, freedoms, gap = likelihood.fits(client, reports, ordered)
-            return found, *likelihood.advantages(client, reports, found, freedoms), gap
+            found, gap = likelihood.fits(client, reports, ordered)
+            _, scores, covariances = likelihood.judged(client, reports, found, self.workload)
+            return found, scores, covariances, gap
         shares = client.totals(tally) / tally.users(1)
         # A projection weighs all entries alike: by their mean variance under even shares.
         even = torch.full_like(shares[:1], 1 / client.k)
         noise = client.variance.under(even).mean()
         gram = client.identity.to(shares) / noise
-        found, freedoms, gap = likelihood.projections(gram, shares / noise, n, ordered)
+        step = client.variance.step / (noise * tally.users(1))
+        found, freedoms, covariances, gap = likelihood.projections(
+            gram, shares / noise, n, ordered, self.workload, step
+        )
+        covariances = covariances / n
         if ordered and client.entry_variance is None:
-            likely, own_freedoms, _ = likelihood.fits(client, reports, ordered)
+            likely, _ = likelihood.fits(client, reports, ordered)
             found = torch.cat([likely, found])
+            own_freedoms, _, own = likelihood.judged(client, reports, likely, self.workload)
             freedoms = torch.cat([own_freedoms, freedoms])
+            covariances = torch.cat([own, covariances])
         # Of a symmetric client, each entry by its own variance: 2 d - k + distance, below k.
         distances = (found - shares).square() / client.variance.under(found).clamp_min(TINY)
         scores = client.k - freedoms - n * distances.sum(-1) / 2
-        return found, scores, freedoms / client.k, gap
+        return found, scores, covariances, gap
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         return self.client.collect_unchecked(x, draws)

@@ -269,12 +269,14 @@ class FactoredProtocol(Channel):
         n = tally.users()
         # Of least norm where R does not tell all types.
         unbiased = self.heard(tally) @ torch.linalg.pinv(right).mT
-        histograms, freedoms, gap = projections(gram, unbiased @ gram, n, ordered)
+        histograms, freedoms, covariances, gap = projections(
+            gram, unbiased @ gram, n, ordered, self.workload
+        )
         difference = histograms - unbiased
         distance = ((difference @ gram) * difference).sum(-1)
         rank = torch.linalg.matrix_rank(right)
         scores = rank - freedoms - n * distance / 2
-        return histograms, scores, freedoms / rank.clamp_min(1), gap
+        return histograms, scores, covariances / n, gap
 
     def mean(self, tally: Tally) -> Tensor:
         return self.heard(tally) @ self.queries.left.mT + self.queries.shift
