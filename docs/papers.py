@@ -45,7 +45,7 @@ every script that belongs to a paper and writes the first table with its figures
 `--device` as everywhere; `--data FOLDER` names real data that are not in the repository (each
 script says which). Killed, it resumes where it stopped. This page is made from the tables of such
 runs at `laptop`, which are in `experiments/papers/laptop/`, by `python docs/papers.py`. No verdict
-is typed: `experiments/papers/NAME.toml` has a query for each claim, which computes it.
+is typed: NAME.toml in `experiments/papers/` has a query for each claim, which computes it.
 
 {legend}
 
@@ -55,7 +55,8 @@ where the corrections explain it. *Right* is the figure that ours should be, a l
 and 4 standard errors, 3 against a baseline. *With the mistake* is what the figure would be if that mistake were made. A
 claim is accepted only where ours lies within what is granted and the mistake outside of it; else the verdict is "too
 noisy to tell", or "too loose to tell" where no standard error is to blame but the limit itself, such as a constant that
-stands for the paper's O(). A baseline may be one that needs more trust, such as a curator: a loss to it is printed as a loss.
+stands for the paper's O(). A baseline may be one that needs more trust, such as a curator: a loss to it is printed as
+a loss.
 *Measured as* names the figure, its range, and the instance that is nearest to failing.
 """
 REAL = """## On real data

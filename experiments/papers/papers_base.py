@@ -267,7 +267,7 @@ THEOREMS = {
     "says": "{statement}",
     "measure": "{range}; {instances:.0f} instances, the largest ratio of the two sides",
     "where": "{where}",
-    "mistake": "one side off by a factor of 2",
+    "mistake": "a factor of 2 on one side",
     "test": "at most",
     "owner": "paper",
     "each": ["result", "statement"],
