@@ -28,6 +28,7 @@ PAGE = ROOT / "docs/papers.md"
 WHERE = ROOT / "docs/papers.csv"
 RESULTS = ROOT / "docs/results.csv"
 RUNS = ROOT / "experiments/papers/laptop"
+MARK = "finished.json"  # of a script that ran to its end
 NAMES = ("pairwise", "factorization", "gaussian", "sketching", "densities")
 HEAD = """# The five papers, result by result
 
@@ -137,14 +138,10 @@ def about(row: str, result: str) -> bool:
 def verdicts(row: Mapping[str, str], findings: list[Finding]) -> str:
     """What the findings of the results that a row names come to."""
     found = Counter(each.verdict for each in findings if about(row["result"], each.result))
+    if not found and row["test"]:
+        return "by its test"
     if not found:
-        return (
-            "by its test"
-            if row["test"]
-            else "not looked at"
-            if row["code"]
-            else "a step of a proof"
-        )
+        return "not looked at" if row["code"] else "a step of a proof"
     return ", ".join(f"{found[verdict]} {verdict}" for verdict in sorted(found))
 
 
@@ -183,43 +180,41 @@ def picture(paper: Paper, name: str) -> Path:
 
 def tables_of_uci(runs: Path = RUNS) -> Iterator[str]:
     """phi and psi of each route."""
-    phi, psi = (
-        read_table(runs / f"sketching/regression/uci/{name}.csv") for name in ("phi", "psi")
-    )
+    folder = runs / "sketching/regression/uci"
     yield titles("table, n, d, phi(0), sketch, Gram, AdaSSP, psi: sketch, Gram, MOD-SULQ")
-    for one, other in zip(phi, psi, strict=True):
-        cells = [with_error(one, name) for name in ("0", "sketch", "Gram", "AdaSSP")]
-        cells += [with_error(other, name) for name in ("sketch", "Gram", "MOD-SULQ")]
-        yield line(one["table"], f"{one['n']:,}", str(one["d"]), *cells)
+    for phi, psi in zip(
+        read_table(folder / "phi.csv"), read_table(folder / "psi.csv"), strict=True
+    ):
+        cells = [with_error(phi, name) for name in ("0", "sketch", "Gram", "AdaSSP")]
+        cells += [with_error(psi, name) for name in ("sketch", "Gram", "MOD-SULQ")]
+        yield line(phi["table"], f"{phi['n']:,}", str(phi["d"]), *cells)
 
 
-def with_error(row: Mapping[str, float | None], name: str) -> str:
-    value, error = row[name], row.get(f"{name} error")
-    return f"{value:.4g} +- {error:.1g}" if error else f"{value:.4g}"
+def with_error(row: Mapping[str, float], name: str) -> str:
+    error = row.get(f"{name} error")
+    return f"{row[name]:.4g}" + (f" +- {error:.1g}" if error else "")
 
 
 def accuracies(runs: Path = RUNS) -> Iterator[str]:
     """Per cent on rows of AG News, a line for each kernel and protocol."""
     rows = read_table(runs / "densities/density/agnews/agnews_rows.csv")
+    cells: dict[tuple[str, str], list[str]] = {}
+    for row in sorted(rows, key=lambda row: row["epsilon"]):
+        said = f"{100 * row['accuracy']:.1f} +- {100 * row['standard_error']:.1f}"
+        cells.setdefault((row["kernel"], row["protocol"]), []).append(said)
     epsilons = sorted({row["epsilon"] for row in rows})
     yield titles("kernel, protocol, " + ", ".join(f"epsilon = {epsilon:g}" for epsilon in epsilons))
-    for kernel, protocol in dict.fromkeys((row["kernel"], row["protocol"]) for row in rows):
-        few = {
-            row["epsilon"]: row
-            for row in rows
-            if (row["kernel"], row["protocol"]) == (kernel, protocol)
-        }
-        found = [
-            (100 * few[each]["accuracy"], 100 * few[each]["standard_error"]) for each in epsilons
-        ]
-        yield line(kernel, protocol, *(f"{mean:.1f} +- {error:.1f}" for mean, error in found))
+    for named, few in cells.items():
+        yield line(*named, *few)
 
 
 def page() -> str:
-    parts = (text for name in NAMES for text in section(load(ROOT / "experiments/papers", name)))
-    uci, agnews = "\n".join(tables_of_uci()), "\n".join(accuracies())
-    head = HEAD.format(legend=papers_page.legend(), results="\n".join(results()))
-    return "\n".join([head, *parts, REAL.format(uci=uci, agnews=agnews), TAIL])
+    lines = [HEAD.format(legend=papers_page.legend(), results="\n".join(results()))]
+    for name in NAMES:
+        lines += section(load(ROOT / "experiments/papers", name))
+    uci = "\n".join(tables_of_uci())
+    agnews = "\n".join(accuracies())
+    return "\n".join([*lines, REAL.format(uci=uci, agnews=agnews), TAIL])
 
 
 def results() -> Iterator[str]:
@@ -236,27 +231,23 @@ def store(results: Path) -> None:
     """Copies what the judges read of finished runs in ``results``/NAME, and what each script
     took.
     """
-    whole = [name for name in NAMES if any((results / name).glob("**/finished.json"))]
-    for paper in (load(ROOT / "experiments/papers", name) for name in whole):
-        shutil.rmtree(RUNS / paper.name, ignore_errors=True)
-        made = [
-            row
-            for part in paper.parts
-            if (row := copied(part, results / paper.name, RUNS / paper.name))
-        ]
-        for part in paper.parts:
+    for name in NAMES:
+        paper = load(ROOT / "experiments/papers", name)
+        finished = [part for part in paper.parts if (part.at(results / name) / MARK).exists()]
+        if not finished:
+            continue
+        shutil.rmtree(RUNS / name, ignore_errors=True)
+        made = [copied(part, results / name, RUNS / name) for part in finished]
+        write_table(RUNS / name / "made.csv", list(made[0]), made)
+        for part in finished:
             for figure in part.figures:
-                drawn = part.at(results / paper.name) / figure.file
-                shrunk(drawn, picture(paper, figure.file))
-        write_table(RUNS / paper.name / "made.csv", list(made[0]), made)
+                shrunk(part.at(results / name) / figure.file, picture(paper, figure.file))
 
 
-def copied(part: Part, results: Path, runs: Path) -> dict[str, object] | None:
+def copied(part: Part, results: Path, runs: Path) -> dict[str, object]:
     """Copies the tables that the claims read; what the run took."""
     folder = part.at(results)
-    if not (folder / "finished.json").exists():
-        return None
-    known = json.loads((folder / "finished.json").read_text())
+    known = json.loads((folder / MARK).read_text())
     part.at(runs).mkdir(parents=True)
     for name in part.tables(results):
         shutil.copy(folder / f"{name}.csv", part.at(runs))
@@ -295,6 +286,7 @@ if __name__ == "__main__":
         metavar="FOLDER",
         help="results/papers of finished runs",
     )
-    if folder := parser.parse_args().results:
-        store(folder)
+    given = parser.parse_args()
+    if given.results:
+        store(given.results)
     PAGE.write_text(page(), encoding="utf-8")

@@ -119,7 +119,7 @@ class Claim:
         """Accepted only where what is wrong lies outside of the margin, and ours within it."""
         fails = "broken" if self.owner == "ours" else "differs"
         # SQL has no nan: it is NULL, and so is what is computed from it
-        if row["ours"] is None or math.isnan(granted):
+        if row["ours"] is None or row["ours"] == -math.inf or math.isnan(granted):
             return fails
         if self.test == "beside":
             return "compared"

@@ -5,10 +5,11 @@ is killed goes on.
 import importlib.util
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from papers_base import Claim
+from papers_base import Claim, database
 
 from torchdp.simulate.report import read_table
 
@@ -130,6 +131,28 @@ def test_a_broken_promise_of_ours_ends_with_one_and_a_misprint_of_the_paper_does
         assert f"2 {verdict}" in said and f"{verdict}: " in said  # the legend
 
 
+def test_what_is_known_of_a_paper_excuses_nothing_of_ours():
+    row = {"right": 1.0, "ours": 2.0, "wrong": 3.0, "kind": "misprint"}
+    for owner, verdict in (("paper", "corrected"), ("ours", "broken")):
+        claim = Claim("", "", "", "", test="at most", owner=owner)
+        assert claim.judge(row).verdict == verdict
+
+
+def test_the_row_shown_is_the_worst_and_a_bound_is_tried_where_it_is_tightest():
+    tables = database({"t": [{"x": 0.1, "n": 10}, {"x": 0.9, "n": 20}, {"x": math.nan, "n": 30}]})
+    rows = "select *, x as ours, 1 as right, 2*x as wrong from t where n < "
+    tight = Claim("", "", "", rows + "25", where="{n:.0f}", test="at most")
+    for claim, verdicts in (
+        (tight, [("holds", "20")]),
+        (replace(tight, rows=rows + "35"), [("broken", "30")]),
+        (replace(tight, each=["n"]), [("too loose to tell", "10"), ("holds", "20")]),
+        (replace(tight, rows=rows + "5", optional=True), []),
+    ):
+        assert [(each.verdict, each.where) for each in claim.findings(tables, "")] == verdicts
+    with pytest.raises(LookupError, match="no row"):
+        replace(tight, rows=rows + "5").findings(tables, "")
+
+
 NAN = None  # as SQL has it
 
 
@@ -148,6 +171,8 @@ NAN = None  # as SQL has it
         ("at most", 1.0, 0.4, 0.0, 0.8, "too loose to tell"),
         ("at most", 1.0, 0.9, 0.3, 1.8, "too noisy to tell"),
         ("at most", 1.0, math.inf, 0.0, 2.0, "broken"),
+        ("at most", 1.0, -math.inf, 0.0, 2.0, "broken"),
+        ("against", 1.0, -math.inf, 0.0, 1.1, "broken"),
         ("against", 1.0, 0.96, 0.01, 1.1, "wins"),
         ("against", 1.0, 1.04, 0.01, 1.1, "loses"),
         ("against", 1.0, 1.02, 0.01, 1.1, "ties"),
