@@ -58,6 +58,11 @@ def test_no_result_is_left_out(name):
 
 def test_a_verdict_against_a_paper_stands_beside_its_words():
     assert all(row["quotation"] for row in RESULTS if row["verdict"] in AGAINST)
+    for name in NAMES:
+        for script, found in findings(name):
+            # a theorem's statement is the claim itself
+            spoken = found.quotation or script.endswith("theorems.py")
+            assert spoken or found.verdict != "corrected", found
 
 
 def reached(rows, result):

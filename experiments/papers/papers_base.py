@@ -59,6 +59,7 @@ class Claim:
         rows: a query in SQL, see above.
         mistake: what would make the figure "wrong".
         where: the instance, of the row that is shown.
+        quotation: the paper's words, of what it promises.
         test: "equal" to what is right, "at most" that, "against" a baseline's error, or only
             "beside" another figure.
         owner: who promises it, "ours" or "paper".
@@ -73,6 +74,7 @@ class Claim:
     rows: str
     mistake: str = ""
     where: str = ""
+    quotation: str = ""
     test: Test = "equal"
     owner: Literal["ours", "paper"] = "ours"
     within: float = SLACK
@@ -102,7 +104,7 @@ class Claim:
             granted = self.within * abs(right) + SIGMAS[self.test] * error
         texts = {
             name: getattr(self, name).format_map(row)
-            for name in ("result", "says", "measure", "where", "mistake")
+            for name in ("result", "says", "measure", "where", "quotation", "mistake")
         }
         return Finding(
             **texts,
@@ -166,6 +168,7 @@ class Finding:
     says: str
     measure: str
     where: str = ""
+    quotation: str = ""
     owner: str = ""
     right: float | None = None
     ours: float | None = None

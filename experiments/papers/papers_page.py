@@ -48,6 +48,7 @@ def corrections(paper: Paper, docs: str) -> str:
 def claim(paper: Paper, script: str, found: Finding, docs: str) -> str:
     """A row of the table of claims."""
     at = f"; at {found.where}" if found.where else ""
+    words = f': "{found.quotation}"' if found.quotation else ""
     ours = number(found.ours)
     if found.error:
         ours = f"{ours} +- {number(found.error)}"
@@ -60,7 +61,7 @@ def claim(paper: Paper, script: str, found: Finding, docs: str) -> str:
         verdict = f"[{verdict}]({corrections(paper, docs)})"
     return line(
         found.result,
-        found.says,
+        found.says + words,
         found.owner,
         found.measure + at,
         number(found.right),
