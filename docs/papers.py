@@ -82,10 +82,10 @@ TAIL = """## Gaps
   looked at here are other tables of UCI, digits, and the test rows of AG News as vectors of the
   paper's model.
 - **Not looked at**: what [results.csv](results.csv) says so of, among them Edmonds et al., Lemma
-  29 and Corollary 31, and Ghazi et al., the remark on other models and the two open questions.
-- **Not run**: the bit sums "Pure" of Wagner, Figures 1 and 4 to 8 (their noise and flood are enumerated in
-  `tests/experiments/test_bitsums.py`), and there randomized response and the local model at `laptop`; the local and SSP
-  curves of Burkhardt et al., Figure 3, for each epsilon.
+  29 and Corollary 31, and Ghazi et al., the two open questions.
+- **Not run as printed**: of Wagner's "Pure" the flood, which changes no estimate, is ours
+  (`experiments/density/bitsums.py`), and shorter. SSP and an exact local mechanism stand in Figure 3 of
+  Burkhardt et al. where rows are cut: other rows have no bound to calibrate to.
 - **Seconds on other machines**: Tables 3 to 5 of Burkhardt et al. were measured by others
   elsewhere. GPU figures: not yet measured.
 """

@@ -14,7 +14,6 @@ ROOT = Path(__file__).resolve().parent.parent
 TUTORIALS = {  # every line that begins so
     "docs/sweeps.md": "torchdp ",  # tests/cli/test_sweep_command.py
     "docs/cluster.md": "torchdp ",
-    "docs/sums.md": "torchdp secure ",  # tests/cli/test_secure_command.py
 }
 FORMULAS = "kernels/"  # indented lines there are mathematics
 COMMANDS = {  # that tests run, or .ci/run and docs/publish.py

@@ -20,7 +20,7 @@ Time:     about a minute on one thread; --smoke in seconds.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from torchdp.shuffle import (
     RandomizedResponseSum,
     delta_of,
 )
+from torchdp.shuffle.response import flip_of
 from torchdp.simulate import Experiment
 
 USERS = 1000
@@ -46,16 +47,18 @@ LESS = 0.9
 AT_ONCE = 20_000
 
 
-def looked_up(views, first, ratios):
-    """The loss summed over the instances: (trials, instances) counts -> (trials,)."""
-    index = views.cpu().numpy() - first
-    return ratios[np.clip(index, 0, len(ratios) - 1)].sum(-1)
-
-
-def totals(law: BitLaw, held, trials, generator):
-    """What the analyst sees where so many users hold a one: (trials, instances)."""
+def looked_up(law: BitLaw, held, ratios):
+    """``losses(trials, generator)``, (trials,): of what the analyst sees where so many users hold a
+    one, summed over the instances.
+    """
     sums = BitSums(law, INSTANCES, DELTA)
-    return sums.sample_tally(held, generator=generator, sample_shape=(trials,))["total"]
+    ones = torch.full((INSTANCES,), held)
+
+    def losses(trials, generator):
+        views = sums.sample_tally(ones, generator=generator, sample_shape=(trials,))["total"]
+        return ratios[np.clip(views.cpu().numpy(), 0, len(ratios) - 1)].sum(-1)
+
+    return losses
 
 
 def response_losses(protocol: RandomizedResponseSum, ones, bit):
@@ -72,12 +75,7 @@ def response_losses(protocol: RandomizedResponseSum, ones, bit):
     zero = np.convolve(law, [1 - p, p])
     with np.errstate(all="ignore"):
         ratios = np.log(one / zero) if bit else np.log(zero / one)
-    held = torch.full((INSTANCES,), ones + bit)
-
-    def losses(trials, generator):
-        return looked_up(totals(protocol, held, trials, generator), 0, ratios)
-
-    return losses
+    return looked_up(protocol, ones + bit, ratios)
 
 
 def poisson_losses(protocol: PoissonSum, bit):
@@ -88,12 +86,7 @@ def poisson_losses(protocol: PoissonSum, bit):
     counts = np.arange(int(protocol.noise_mean + reach))
     with np.errstate(all="ignore"):
         ratios = (law.logpmf(counts - 1) - law.logpmf(counts)) * (1 if bit else -1)
-    held = torch.full((INSTANCES,), bit)
-
-    def losses(trials, generator):
-        return looked_up(totals(protocol, held, trials, generator), 0, ratios)
-
-    return losses
+    return looked_up(protocol, bit, ratios)
 
 
 def correlated_losses(protocol: CorrelatedSum, bit):
@@ -145,15 +138,11 @@ def estimate(losses, trials, generator):
 
 def with_less(protocol):
     """The same protocol with LESS times the RMSE."""
-    match protocol:
-        case RandomizedResponseSum(users=n, flip=p):
-            noise = LESS**2 * n * p * (1 - p) / (1 - 2 * p) ** 2
-            return RandomizedResponseSum(n, (1 - math.sqrt(n / (n + 4 * noise))) / 2)
-        case PoissonSum(users=n, mean=mean):
-            return PoissonSum(n, LESS**2 * mean)
-        case CorrelatedSum(users=n, ratio=ratio, flood_shape=shape, flood_ratio=flood):
-            return CorrelatedSum(n, ratio ** (1 / LESS), shape, flood)
-    raise TypeError(type(protocol).__name__)
+    if isinstance(protocol, RandomizedResponseSum):
+        return replace(protocol, flip=flip_of(USERS, LESS * protocol.rmse))
+    if isinstance(protocol, PoissonSum):
+        return replace(protocol, mean=LESS**2 * protocol.mean)
+    return replace(protocol, ratio=protocol.ratio ** (1 / LESS))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ Expected, at I = 768, epsilon = 2, delta = 1e-6, n = 1e5 (to 2 %): RR paper 3919
 Output:   RMSE in users; "true eps" is the epsilon that is certified for the paper's RR.
     "3NB paper" spends .99 of epsilon on the noise and needs any flood it takes; 3NB limit has
     unlimited flood.
-    Pure: delta = 0, slack .005. "worst/delta" is the largest certified delta among all calibrated
+    Pure: delta = 0, slack .005; the other scripts here run it as a law of bit sums.
+    "worst/delta" is the largest certified delta among all calibrated
     ones over the target.
 Artifact: Wagner (2025) | section 4, Theorem 3.1
 Status: agrees, in RMSE; the paper's own parameters are private and noisier than needed
@@ -24,51 +25,57 @@ Time:     about a minute on one thread; --smoke in seconds.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import ClassVar
 
+import torch
 from scipy.optimize import minimize_scalar
 
+from torchdp.privacy.composition import pure_profile
 from torchdp.root import least
 from torchdp.shuffle import (
     CentralGaussianSum,
     CorrelatedSum,
     PoissonSum,
     RandomizedResponseSum,
+    ShuffledMessages,
     delta_of,
     epsilon_of,
 )
+from torchdp.shuffle.correlated import discrete_laplace
+from torchdp.shuffle.count_laws import scattered_negative_binomial
+from torchdp.shuffle.laws import MessageLaw
+from torchdp.shuffle.search import largest_epsilon
 from torchdp.simulate import Experiment
 
 
-def composition(epsilon, delta, instances, slack, sparsity=1):
-    """(epsilon, delta) of ``instances`` repetitions whose bitsums are (epsilon, delta)-DP,
-    ``sparsity`` bits in each.
+def composition(epsilon, delta, instances, slack):
+    """(epsilon, delta) of ``instances`` repetitions whose bitsums are (epsilon, delta)-DP.
 
-    With e = epsilon sparsity: e (exp(e) - 1) I + e sqrt(2 I ln(1/slack)), and I sparsity delta +
-    slack.
+    epsilon (exp(epsilon) - 1) I + epsilon sqrt(2 I ln(1/slack)), and I delta + slack.
 
     Source: Wagner (2025), Theorem 3.1; Dwork, Rothblum, Vadhan (2010), Theorem III.3.
     """
-    each = epsilon * sparsity
-    drift = each * math.expm1(each) * instances
-    deviation = each * math.sqrt(2 * instances * math.log(1 / slack))
-    return drift + deviation, instances * sparsity * delta + slack
+    drift = epsilon * math.expm1(epsilon) * instances
+    deviation = epsilon * math.sqrt(2 * instances * math.log(1 / slack))
+    return drift + deviation, instances * delta + slack
 
 
-def split(epsilon, delta, instances, sparsity=1):
+def split(epsilon, delta, instances):
     """(epsilon, delta) of one bitsum such that ``composition`` with slack delta/2 gives
     (epsilon, delta).
 
-    delta/(2 I sparsity), and the largest such epsilon, never above the root.
+    delta/(2 I), and the largest such epsilon, never above the root.
 
     Source: Wagner (2025), Theorem 3.1 and section 5.
     """
 
     def spent(inverse):
-        return composition(1 / inverse, 0.0, instances, delta / 2, sparsity)[0]
+        return composition(1 / inverse, 0.0, instances, delta / 2)[0]
 
     inverse = least(spent, epsilon, 1.6 / epsilon, 2.7 / epsilon, 2.0**-46)
-    return 1 / inverse, delta / (2 * instances * sparsity)
+    return 1 / inverse, delta / (2 * instances)
 
 
 def published_response(users, epsilon, delta):
@@ -119,17 +126,19 @@ def published_flood_of_one(users, epsilon, delta, gamma=0.01):
     return CorrelatedSum(users, math.exp(-(1 - gamma) * epsilon), shape, flood)
 
 
-def published_pure(users, epsilon, rho=0.5):
-    """Noise ratio and drop probability of the pure protocol of one bitsum, at the level of counts.
+def published_pure(users, epsilon):
+    """The pure protocol of one bitsum with the published noise and drops.
 
     ratio = e^-(epsilon - 0.01 rho min(epsilon, 1)), drop = 0.2 rho/(e^epsilon (1 - e^-epsilon)^2
-    n), rho in (0, 1/2].
+    n), where rho may be any number in (0, 1/2]: 1/2, or what drops half of the bits if 1/2 drops
+    more. The flood is that of ``Pure``, which is shorter and changes no estimate.
 
     Source: Ghazi, Kumar, Manurangsi (2023), as in the code of Wagner (2025).
     """
     least = math.exp(epsilon) * math.expm1(-epsilon) ** 2 * users
-    stays = epsilon - 0.01 * rho * min(epsilon, 1.0)
-    return math.exp(-stays), 0.2 * rho / least
+    rho = min(0.5, 2.5 * least)
+    share = 0.01 * rho * min(1.0, 1 / epsilon)
+    return Pure(users, epsilon, share, 0.2 * rho / least)
 
 
 def laplace_variance(epsilon):
@@ -137,8 +146,14 @@ def laplace_variance(epsilon):
     return 1 / (2 * math.sinh(epsilon / 2) ** 2)
 
 
+@cache
+def of_each(target):
+    """The largest epsilon of pure instances that compose to the target."""
+    return largest_epsilon(lambda e: (pure_profile(e),), target)
+
+
 @dataclass(frozen=True)
-class Pure:
+class Pure(MessageLaw):
     """Correlated noise with a bounded flood: a user with bit x sends x + Z1 + F times "+1" and Z2 +
     F times "-1", or, with probability ``drop``, Z1 times "+1" and Z2 times "-1" whatever x is.
 
@@ -165,10 +180,15 @@ class Pure:
     of noise, flood and drops.
     """
 
-    users: int
+    own_number: ClassVar[bool] = True
+
     epsilon: float  # of one instance
     share: float
     drop: float
+
+    @property
+    def contents(self):
+        return (-1, 1)
 
     @property
     def tilt(self):
@@ -199,12 +219,50 @@ class Pure:
         noise = 2 / (math.expm1(self.epsilon - self.tilt) * self.users)
         return (1 - self.drop) * (1 + 2 * mean) + noise
 
-    @property
-    def rmse(self):
-        """Where everybody holds a one."""
+    def randomize_unchecked(self, bits, draws):
+        shape = tuple(bits.shape)
+        speaks = draws.uniform(shape) >= self.drop
+        # Pr[F < f] = expm1(tilt f)/expm1(tilt (s + 1)) is inverted
+        span = math.expm1(self.tilt * (self.flood + 1))
+        copies = (draws.uniform(shape) * span).log1p() / self.tilt
+        flood = copies.long().clamp_(max=self.flood) * speaks
+        instances = torch.arange(shape[1], dtype=torch.int32).expand(shape).flatten()
+        parts = []
+        for cancelled in (flood, flood + (bits & speaks)):
+            noise = scattered_negative_binomial(*shape, 1 / self.users, self.ratio, draws)
+            parts.append(torch.cat([instances.repeat_interleave(cancelled.flatten()), noise]))
+        instance = torch.cat(parts)
+        content = torch.ones_like(instance, dtype=torch.int8)
+        content[: len(parts[0])] = -1
+        return ShuffledMessages(shape[0], instance, content)
+
+    def noised(self, ones, draws):
+        return draws.binomial(ones, 1 - self.drop) + discrete_laplace(ones, self.ratio, draws)
+
+    def decode(self, total, n):
+        return total.double() / (1 - self.drop)
+
+    def variance(self, ones):
         odds = self.drop / (1 - self.drop)
         noise = laplace_variance(self.epsilon - self.tilt) / (1 - self.drop) ** 2
-        return math.sqrt(self.users * odds + noise)
+        return ones.double() * odds + noise
+
+    def limits(self, n, most=1.0):
+        return CorrelatedSum(self.users, self.ratio, 1.0, 0.5).limits(n)
+
+    def pure_epsilon(self, absent=0):
+        return self.epsilon + math.log(self.users / self.present(absent))
+
+    def profiles(self, absent=0):
+        return (pure_profile(self.pure_epsilon(absent)),)
+
+    @classmethod
+    def least(cls, target):
+        target = target.composed(cls)
+        present = target.users - target.absent
+        # the search does not depend on the number of users
+        epsilon = of_each(replace(target, users=1, absent=0))
+        return cls.tuned(target.users, epsilon - math.log(target.users / present))
 
     @staticmethod
     def tuned(users, epsilon, slack=0.1):

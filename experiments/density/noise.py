@@ -93,18 +93,24 @@ def moved(mass, x, steps):
     return result
 
 
+def losses(P, Q):
+    """P and ln P/Q of the outcomes that both have."""
+    both = (P > 0) & (Q > 0)
+    return P[both], np.log(P[both] / Q[both])
+
+
 def spectrum(P, Q, low, width):
     """Fourier transform of P's distribution of ln P/Q on a grid, and P where Q = 0.
 
     Each outcome is on two points of the grid, with its mean. Far losses are left out, which hides a
     violation and makes none.
     """
-    both = (P > 0) & (Q > 0)
-    place = (np.log(P[both] / Q[both]) - low) / width
+    p, L = losses(P, Q)
+    place = (L - low) / width
     inside = (place >= 0) & (place < POINTS - 2)
     below = place[inside].astype(int)
     part = place[inside] - below
-    p = P[both][inside]
+    p = p[inside]
     grid = np.bincount(below, p * (1 - part), POINTS) + np.bincount(below + 1, p * part, POINTS)
     lost = P[(P > 0) & (Q == 0)].sum()
     return np.fft.rfft(grid), float(lost)
@@ -114,9 +120,8 @@ def composed(pairs, epsilon):
     """Delta of a product of pairs, each so many times, by losses on a circle around 0."""
     squares = 0.0
     for P, Q, times in pairs:
-        both = (P > 0) & (Q > 0)
-        L = np.log(P[both] / Q[both])
-        squares += times * float(P[both] @ L**2)
+        p, L = losses(P, Q)
+        squares += times * float(p @ L**2)
     # so wide that what goes around the circle is below rounding
     reach = max(3 * epsilon, epsilon + 14 * math.sqrt(squares))
     width = 2 * reach / POINTS

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from torchdp import pairwise
 from torchdp.pairwise import Pairs, TwoRound
-from torchdp.protocol.interval import ErrorParts, interval
+from torchdp.protocol.interval import ErrorParts, ends, quantile
 from torchdp.protocol.quadratic import QuadraticError
 from torchdp.queries import LocalFactorization, LocalOracle, Twice
 from torchdp.randomizers import RandomizedResponse, SubsetSelection
@@ -197,11 +197,11 @@ def judged(protocol, counts, trials, generator):
     """Coverage of the intervals and of the normal ones, and the ratio of their mean widths."""
     found = protocol.sample_estimate(counts, generator=generator, sample_shape=(trials,))
     truth = protocol.exact(counts)
-    ends = found.interval()
+    own = found.interval()
     parts = ErrorParts.normal(found.standard_error.square())
-    normal = interval(found.value, parts, 0.95, found.limits)
-    width = float(mean_width(ends) / mean_width(normal))
-    return {"coverage": holds(ends, truth), "normal": holds(normal, truth), "width": width}
+    normal = ends(found.value, parts, quantile(0.95), found.limits)
+    width = float(mean_width(own) / mean_width(normal))
+    return {"coverage": holds(own, truth), "normal": holds(normal, truth), "width": width}
 
 
 def mean_width(ends: tuple[Tensor, Tensor]):

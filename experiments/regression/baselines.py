@@ -56,9 +56,9 @@ class CentralMoments(RowsProtocol, CuratorProtocol[SecondMoments]):
         variances = self.deviations().square()
         return variances.to(exact.device).expand(exact.shape)
 
-    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        worst = checks.instance("objective", objective, Objective).of(self.deviations().square())
-        return worst.expand(tensor_of(checks.people("n", n, 1)).shape)
+    def worst_unchecked(self, n: Users, objective: Objective) -> Tensor:
+        worst = objective.of(self.deviations().square())
+        return worst.expand(tensor_of(n).shape)
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,16 @@
-"""Sums of clipped per-example gradients: time and memory of eight models, beside Opacus's two ways.
+"""Sums of clipped per-example gradients: time and memory of nine models, beside Opacus's two ways.
 
 Paper: Lee, Kifer (2021), Li, Tramer, Liang, Hashimoto (2022): norms from activations and their
-gradients; Bu, Wang,
-    Zha, Karypis (2023): sums from them too, with no second backward pass.
+gradients; Bu, Wang, Zha, Karypis (2023): sums from them too, with no second backward pass.
 Command:  OMP_NUM_THREADS=1 python experiments/training/clipping.py
 Expected: torchdp's sums take less time than the faster of Opacus's ways, hooks and ghost clipping,
-on all models but
-    the smallest two, where each call of torch counts (1.15 and 1.0 times), and no memory for a copy
-    of large weights for each example. A batch's gradient without privacy is the floor. Hooks are
-    left out where their copies pass 1 GiB; where Opacus is not installed its rows are.
+on all models but the smallest, where each call of torch counts, and no memory for a copy of large
+weights for each example. A batch's gradient without privacy is the floor. Hooks are left out where
+their copies pass 1 GiB; where Opacus is not installed its rows are.
 Output: results/training/clipping/clipping.csv; seconds: of the processor, the least of several
-calls, ways in turn;
-    memory: the process's largest, less what it held before, MiB (Linux; elsewhere empty); differs:
-    from torchdp's sum, relative. Printed, with Opacus 1.6: experiments/bench/clipping_cpu.txt.
+calls, ways in turn; memory: the process's largest, less what it held before, MiB (Linux; elsewhere
+empty); differs: from torchdp's sum, relative (not of the LSTM, whose weights Opacus's layer draws
+anew). Printed, with Opacus 1.6: experiments/bench/clipping_cpu.txt.
 Artifact: - | what clipping costs
 Status: agrees
 Time: 3 minutes on one core; --smoke in seconds.
@@ -32,6 +30,7 @@ import torch
 from opacus_ways import ghost, hooks
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import ViTConfig, ViTForImageClassification
 
 from torchdp.simulate import Experiment
 from torchdp.training.clipping import MEMORY, Clipper
@@ -40,7 +39,7 @@ from torchdp.training.clipping import MEMORY, Clipper
 @dataclass(frozen=True)
 class Config:
     models: tuple[str, ...] = (
-        "linear", "mlp", "cnn", "attention", "blocks", "wide mlp", "wide cnn", "wide blocks"
+        "linear", "mlp", "cnn", "lstm", "blocks", "vit", "wide mlp", "wide cnn", "wide blocks"
     )  # fmt: skip
     seconds: float = 0.5  # of the processor, for all ways of a model together
     rounds: int = 3  # at least
@@ -88,6 +87,29 @@ class Blocks(nn.Module):
         return self.last(h.mean(1))
 
 
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.LSTM(16, 32, batch_first=True)
+        self.last = nn.Linear(32, 10)
+
+    def forward(self, x):
+        return self.last(self.layer(x)[0][:, -1])
+
+
+class Vision(nn.Module):
+    """transformers' ViT of four layers."""
+
+    def __init__(self):
+        super().__init__()
+        sizes = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 4}
+        images = {"image_size": 32, "patch_size": 4, "num_attention_heads": 4, "num_labels": 10}
+        self.net = ViTForImageClassification(ViTConfig(**sizes, **images))
+
+    def forward(self, x):
+        return self.net(x).logits
+
+
 def layers(*sizes):
     parts = []
     for inputs, outputs in pairwise(sizes):
@@ -115,8 +137,10 @@ def task(name) -> tuple[nn.Module, Tensor]:
     if name == "wide cnn":
         net = convolutions(3, 64, 128, 256, groups=8, last=nn.AdaptiveAvgPool2d(2))
         return net, torch.randn(64, 3, 16, 16)
-    if name == "attention":
-        return Blocks(32, 1), torch.randn(100, 8, 8)
+    if name == "lstm":
+        return Recurrent(), torch.randn(64, 20, 16)
+    if name == "vit":
+        return Vision(), torch.randn(32, 3, 32, 32)
     if name == "blocks":
         return Blocks(64, 4, 1000), torch.randint(1000, (64, 32))
     return Blocks(256, 4, 5000), torch.randint(5000, (64, 32))

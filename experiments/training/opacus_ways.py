@@ -21,11 +21,18 @@ def options(y, bound):
     return {"noise_multiplier": 0.0, "max_grad_norm": bound, "expected_batch_size": len(y)}
 
 
+def fixed(net) -> nn.Module:
+    """With Opacus's layers in the place of torch's recurrent ones, which draw new weights."""
+    from opacus.validators import ModuleValidator
+
+    return ModuleValidator.fix(net.train())
+
+
 def hooks(net, y, bound):
     from opacus.grad_sample import GradSampleModule
     from opacus.optimizers import DPOptimizer
 
-    hooked = GradSampleModule(net.train())
+    hooked = GradSampleModule(fixed(net))
     optimizer = DPOptimizer(torch.optim.SGD(trained(hooked), 0.1), **options(y, bound))
 
     def way(*x, **named):
@@ -43,7 +50,7 @@ def ghost(net, y, bound):
     from opacus.optimizers import DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
-    ghosts = GradSampleModuleFastGradientClipping(net.train(), max_grad_norm=bound)
+    ghosts = GradSampleModuleFastGradientClipping(fixed(net), max_grad_norm=bound)
     clips = DPOptimizerFastGradientClipping(
         torch.optim.SGD(trained(ghosts), 0.1), **options(y, bound)
     )

@@ -9,7 +9,7 @@ import torch
 
 from torchdp import checks
 from torchdp.privacy import Guarantee, Model, Neighbours
-from torchdp.protocol import Estimate, Limits, Objective, Tally, TypeProtocol
+from torchdp.protocol import Estimate, Limits, Tally, TypeProtocol
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Votes(TypeProtocol):
     def predicted_mse(self, summary):
         return self.worst_mse(int(summary.sum())).expand(self.k)
 
-    def worst_mse(self, n, objective=Objective.WORST):
+    def worst_unchecked(self, n, objective):
         q = (1 - self.truth) / (self.k - 1)
         return torch.tensor(0.25 / (self.truth - q) ** 2 / n, dtype=torch.float64)
 

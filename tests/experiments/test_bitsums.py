@@ -7,11 +7,14 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from laws import shifted
 from scipy import stats
 from scipy.signal import convolve2d
 from scripts import loaded
 
+from torchdp.draws import Simulated
+from torchdp.randomness import keyed_generator
 from torchdp.shuffle import RandomizedResponseSum, delta_of, epsilon_of
 
 with loaded("density/bitsums.py") as bitsums:
@@ -23,13 +26,12 @@ SETTINGS = [(1.0, 0.3, 0.05), (0.3, 0.5, 0.3), (2.0, 0.2, 0.01), (1.0, 0.9, 0.02
 
 
 @pytest.mark.parametrize("total", [0.01, 1.0, 7.0])
-@pytest.mark.parametrize("sparsity", [1, 3])
-def test_guarantee_the_split_spends_the_budget_and_no_more(total, sparsity):
-    each, delta = bitsums.split(total, DELTA, 768, sparsity)
-    spent = bitsums.composition(each, delta, 768, DELTA / 2, sparsity)
+def test_guarantee_the_split_spends_the_budget_and_no_more(total):
+    each, delta = bitsums.split(total, DELTA, 768)
+    spent = bitsums.composition(each, delta, 768, DELTA / 2)
     assert spent[0] <= total and spent[0] == pytest.approx(total, rel=1e-9)
     assert spent[1] == pytest.approx(DELTA, rel=1e-12)
-    assert bitsums.composition(1.001 * each, delta, 768, DELTA / 2, sparsity)[0] > total
+    assert bitsums.composition(1.001 * each, delta, 768, DELTA / 2)[0] > total
 
 
 @pytest.mark.parametrize("users", [1000, pytest.param(100_000, marks=pytest.mark.slow)])
@@ -69,11 +71,55 @@ def test_guarantee_the_papers_correlated_noise_is_private(make, epsilon, delta, 
 
 
 def test_the_papers_pure_parameters():
-    ratio, drop = bitsums.published_pure(100_000, 2.0, 0.5)
-    assert ratio == pytest.approx(math.exp(-1.995))
-    assert 1e5 * drop == pytest.approx(0.1 / (math.exp(2) * (1 - math.exp(-2)) ** 2))
+    protocol = bitsums.published_pure(100_000, 2.0)
+    assert protocol.ratio == pytest.approx(math.exp(-1.995))
+    assert 1e5 * protocol.drop == pytest.approx(0.1 / (math.exp(2) * (1 - math.exp(-2)) ** 2))
     # a third of the bits are dropped
-    assert 0.3 < bitsums.published_pure(40_000, 2.0 / 768)[1] < 0.4
+    assert 0.3 < bitsums.published_pure(40_000, 2.0 / 768).drop < 0.4
+    # never more than half
+    assert bitsums.published_pure(125, 1.0 / 64).drop == pytest.approx(0.5)
+
+
+def test_guarantee_pure_noise_composes_to_what_is_asked():
+    exact = Pure.calibrated(1000, 1.0, DELTA, 64)
+    assert 0.99 * DELTA < delta_of(exact, 1.0, 64) <= DELTA
+    # as everybody's, so that of those present
+    fewer = Pure.calibrated(1000, 1.0, DELTA, 64, absent=10)
+    assert fewer.epsilon == pytest.approx(exact.epsilon - math.log(1000 / 990))
+    assert fewer.pure_epsilon(10) == pytest.approx(exact.epsilon)
+    basic = bitsums.published_pure(1000, 1.0 / 64)
+    assert epsilon_of(basic, 0.0, 64) == pytest.approx(1.0)
+
+
+def test_pure_messages_and_totals_are_drawn_from_their_distribution():
+    """Two users, one of whom holds a one: 40,000 instances beside what is enumerated."""
+    protocol = Pure(2, 1.0, 0.3, 0.05)
+    flood = flood_law(protocol)
+    views = convolve2d(user_law(protocol, 0, flood), user_law(protocol, 1, flood))
+    instances = 40_000
+    bits = torch.tensor([[False], [True]]).expand(2, instances)
+    draws = Simulated(keyed_generator(b"pure messages"))
+    sent = protocol.randomize_unchecked(bits, draws)
+    u, v = (torch.bincount(sent.instance[sent.content == c], minlength=instances) for c in (1, -1))
+    seen = torch.bincount(SIZE * u + v, minlength=SIZE**2)[: SIZE**2].view(SIZE, SIZE).numpy()
+    assert same_law(seen, instances * views[:SIZE, :SIZE])
+    assert len(sent) / instances / 2 == pytest.approx(protocol.messages_per_user - 0.475, rel=0.01)
+    totals = protocol.noised(torch.ones(instances, dtype=torch.int64), draws)
+    difference = np.array([np.trace(views, k) for k in range(-20, 21)])
+    assert same_law(torch.bincount(20 - totals, minlength=41).numpy()[:41], instances * difference)
+    variance = float(protocol.variance(torch.tensor(1)))
+    value = protocol.decode(totals, 2)
+    assert float(value.var()) == pytest.approx(variance, rel=0.05)
+    assert float(value.mean()) == pytest.approx(1.0, abs=4 * math.sqrt(variance / instances))
+
+
+def same_law(seen, expected):
+    """By chi-squared, of the cells in which ten or more are expected."""
+    many = expected >= 10
+    return (
+        stats.chisquare(seen[many], expected[many] * seen[many].sum() / expected[many].sum())[1]
+        > 1e-4
+    )
 
 
 def flood_law(protocol):

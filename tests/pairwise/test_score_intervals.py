@@ -11,7 +11,7 @@ from channels import nested
 
 from pairwise.common import mse, responses, twice, vectors
 from torchdp import pairwise
-from torchdp.protocol.interval import ErrorParts, interval
+from torchdp.protocol.interval import ErrorParts, ends, quantile
 from torchdp.queries import LocalOracle, choose
 from torchdp.randomizers import RandomizedResponse, SubsetSelection
 from torchdp.randomness import keyed_generator
@@ -56,7 +56,7 @@ def test_mixed_signatures_cover_too(kind, n):
     assert coverage(answer.interval(), truth) > 0.94
     if (kind, n) == (vectors, 1000):  # control: one normal part is not enough
         normal = ErrorParts.normal(answer.standard_error.square())
-        assert coverage(interval(answer.value, normal, 0.95), truth) < 0.92
+        assert coverage(ends(answer.value, normal, quantile(0.95)), truth) < 0.92
 
 
 STATIONARY = [[1.0, -2.0], [-2.0, 0.3]]
@@ -82,7 +82,9 @@ def test_intervals_of_what_is_chosen_hold_near_a_forms_stationary_point(
     )
     assert 0.935 < coverage(found.interval(), protocol.exact(counts)) < 0.965
     normal = ErrorParts.normal(found.standard_error.square())
-    assert coverage(interval(found.value, normal, 0.95), protocol.exact(counts)) < 0.89  # control
+    assert (
+        coverage(ends(found.value, normal, quantile(0.95)), protocol.exact(counts)) < 0.89
+    )  # control
 
 
 def test_intervals_of_ratios_hold_there_too():
@@ -95,7 +97,10 @@ def test_intervals_of_ratios_hold_there_too():
     )
     assert 0.94 < coverage(found.interval(), protocol.exact(counts)) < 0.99
     # control
-    assert coverage(interval(found.value, found.parts.first, 0.95), protocol.exact(counts)) < 0.89
+    assert (
+        coverage(ends(found.value, found.parts.first, quantile(0.95)), protocol.exact(counts))
+        < 0.89
+    )
 
 
 @pytest.mark.parametrize(
@@ -165,7 +170,7 @@ def test_intervals_of_ratios_are_the_smallest_that_hold_fiellers_set():
         u = t - value
         square = 1.959964**2
         held = t[u.square() <= square * (variance + slope * u + curvature * u.square())]
-        low, high = interval(value, part, 0.95, (0.0, 1.0))
+        low, high = ends(value, part, quantile(0.95), (0.0, 1.0))
         if not len(held):
             continue  # the gap is the whole range, or the set lies beyond
         assert float(low) == pytest.approx(float(held[0]), abs=2e-5)

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import math
 import os
 import random
 import sqlite3
@@ -19,6 +20,7 @@ from parties import HEADER_BYTES, Parties, changed, hkdf, ladder, opened, rows
 
 from torchdp import secure
 from torchdp.density import GaussianFourier, SecureKDE
+from torchdp.privacy import gaussian_log_delta
 from torchdp.regression import FrequencyMoments, GramRelease, SecureHistogram
 from torchdp.secure import FrameError, KeyFile, PureSecureSketch, SecureSketch
 from torchdp.sketching import AdaptiveCoalition, balanced_osnap, ones
@@ -210,6 +212,20 @@ def test_a_session_says_whose_noise_is_not_counted(parties, tmp_path, corrupt):
         corrupt < 10
     )
     assert (session.exposed is None) is (corrupt == 10)
+
+
+@pytest.mark.parametrize("corrupt", [None, 0])
+def test_guarantee_the_others_noise_hides_a_client_from_the_largest_organisation(parties, corrupt):
+    """What ten clients of the other organisations add; with corrupt = 0 it is too little, and that
+    is said.
+    """
+    coalition = AdaptiveCoalition(corrupt)
+    question = SecureSketch(ones(20), 1, 1.0, 1.0, 1e-6, coalition=coalition)
+    session = parties("histogram").opened(question)
+    others = float(session.sums.sigma[0]) * math.sqrt(10)
+    log_delta = gaussian_log_delta(others, 1.0, 2.0)
+    assert (log_delta <= math.log(1e-6) + 1e-9) is (corrupt is None)
+    assert (session.exposed is None) is (corrupt is None)
 
 
 def test_guarantee_a_key_that_joined_nothing_plays_no_role(parties, tmp_path):

@@ -171,7 +171,8 @@ def test_after_a_kill_within_a_step_the_bound_is_that_step_s_own(plans, tmp_path
         run.backward(X[users], X[users, :1])
     assert run.bound == bound
     again = plan.resume(model(), linear, secret, ledger=path)
-    assert (again.step, again.bound) == (4, bound) and bound != LIMIT
+    assert (again.step, again.bound) == (4, bound)
+    assert bound != LIMIT
     text = path.read_text()
     noted = [float(line.split()[1]) for line in text.splitlines() if line.count(" ") == 2]
     # cut short anywhere: an older bound, never a wrong one
@@ -193,11 +194,10 @@ def test_guarantee_only_an_adaptive_plan_takes_its_bound_from_a_state(plans, tmp
         )
     adaptive.save(tmp_path / "plan")
     loaded = Plan.load(tmp_path / "plan")
-    assert (
-        loaded.digest() == adaptive.digest() != plain.digest()
-        and loaded.adaptive == adaptive.adaptive
-    )
-    assert "clipped to 0.7 at first" in str(loaded) and loaded.guarantee == plain.guarantee
+    assert loaded.digest() == adaptive.digest() != plain.digest()
+    assert loaded.adaptive == adaptive.adaptive
+    assert "clipped to 0.7 at first" in str(loaded)
+    assert loaded.guarantee == plain.guarantee
 
 
 @functools.cache

@@ -37,7 +37,8 @@ def test_guarantee_no_clipped_gradient_is_longer_than_the_bound(dtype):
             [clipped_sum([row[:, :20], row[:, 20:]], bound) for row in rows.split(1)]
         )
         norms = found.double().norm(dim=1)
-        assert (norms <= bound).all() and norms.max() > 0.98 * bound
+        assert (norms <= bound).all()
+        assert norms.max() > 0.98 * bound
         small = rows.double().norm(dim=1) < 0.99 * bound
         assert small.any()
         torch.testing.assert_close(found[small].to(dtype), rows[small], rtol=1e-6, atol=0)
@@ -54,8 +55,10 @@ def test_guarantee_an_example_moves_the_sum_by_the_bound_at_most():
         moves.append(
             float((everything - clip_and_sum(net, cross_entropy, x[rest], y[rest], 0.5)).norm())
         )
-    assert everything.isfinite().all() and moves[5] < 1e-15
-    assert max(moves) <= 0.5 * (1 + 1e-12) and max(moves) > 0.49
+    assert everything.isfinite().all()
+    assert moves[5] < 1e-15
+    assert max(moves) <= 0.5 * (1 + 1e-12)
+    assert max(moves) > 0.49
     unclipped = clip_and_sum(net, cross_entropy, x[:5], y[:5], 1e9) - clip_and_sum(
         net, cross_entropy, x[:4], y[:4], 1e9
     )
@@ -171,7 +174,8 @@ def test_guarantee_half_precision_keeps_the_bound(dtype):
     net, (x, y) = model().to(dtype), data(600)
     total = clip_and_sum(net, cross_entropy, x.to(dtype), y, 1e-3)
     fewer = clip_and_sum(net, cross_entropy, x[1:].to(dtype), y[1:], 1e-3)
-    assert total.dtype == torch.float32 and 0 < (total - fewer).norm() <= 1e-3 * (1 + 1e-3)
+    assert total.dtype == torch.float32
+    assert 0 < (total - fewer).norm() <= 1e-3 * (1 + 1e-3)
     rows = torch.full((2, 500), 6e-8, dtype=dtype)
     assert 0 < clipped_sum([rows[:1]], 5e-7).double().norm() <= 5e-7
 
@@ -205,7 +209,8 @@ def test_dropout_draws_a_mask_for_each_example_and_leaves_torch_s_generator(inne
         clip_and_sum(net, mse_loss, x, y, 1e-3, dropout=keyed_generator(key))
         for key in (b"1", b"1", b"2")
     ]
-    assert torch.equal(one, same) and not torch.equal(one, other)
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
     assert float(one.norm()) < 0.999 * 200e-3  # different masks, different directions
     assert torch.equal(before, torch.get_rng_state())
     assert clip_and_sum(net.eval(), mse_loss, x[:3], y[:3], 1.0).any()
@@ -253,7 +258,8 @@ def test_guarantee_scales_without_digits_do_not_round_over_the_bound(size, numbe
         row = torch.full((1, numbers), size / factor)
         true = float(row.double().norm())
         moved = float(clipped_sum([row], bound).double().norm())
-        assert moved <= bound and (moved > 0.999 * bound if true < 2.0**125 * bound else moved == 0)
+        assert moved <= bound
+        assert moved > 0.999 * bound if true < 2.0**125 * bound else moved == 0
 
 
 def test_guarantee_a_second_example_changes_nothing_of_the_first_one():

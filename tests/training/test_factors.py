@@ -173,8 +173,8 @@ CASES = {  # module, inputs, the route
     "map inside": (lambda: Calls(lambda f, x: torch.func.vmap(f)(x)), draw(96), "vmap"),
     "attention": (attend(), draw(3, 64), "factors"),
     "attention to added words": (attend(add_bias_kv=True), draw(3, 64), "vmap"),
-    "autocast": (lambda: Calls(in_half), draw(96), "vmap"),
-    "recurrent": (lambda: Calls(lambda f, x: f(x)[0], nn.GRU(8, 8, batch_first=True)), draw(3, 8), "loop"),
+    "autocast": (lambda: Calls(in_half), draw(96), "factors"),
+    "recurrent": (lambda: Calls(lambda f, x: f(x)[0], nn.GRU(8, 8, batch_first=True)), draw(3, 8), "factors"),
     "reads": (lambda: Calls(lambda f, x: f(x * (1.0 if x.sum().item() < 1e9 else 0.0))), draw(96), "loop"),
 }  # fmt: skip
 
@@ -218,7 +218,8 @@ def test_sums_are_those_of_whole_gradients_and_which_route_is_taken(name):
         assert float((found - plain).norm() / plain.norm()) < tolerance
         assert found.dtype == plain.dtype
     assert sums.route.split(":")[0] == expected, sums.route
-    assert len(set(norms)) == N and all(p.grad is None for p in net.parameters())
+    assert len(set(norms)) == N
+    assert all(p.grad is None for p in net.parameters())
 
 
 @pytest.mark.parametrize("use", [lambda w, x: x @ w.mT, lambda w, x: torch.cat([w, w]).sum()])

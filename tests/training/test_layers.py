@@ -52,7 +52,8 @@ def test_a_feature_layer_is_the_features(family):
     torch.testing.assert_close(layer(x), features.left(x) / 7**0.5, rtol=0, atol=1e-14)
     torch.testing.assert_close(layer.queries(x), features.right(x) / 7**0.5, rtol=0, atol=1e-14)
     torch.testing.assert_close(layer(x.view(2, 3, 5)).view(6, -1), layer(x))
-    assert not list(layer.parameters()) and layer(x.float()).dtype == torch.float32
+    assert not list(layer.parameters())
+    assert layer(x.float()).dtype == torch.float32
 
 
 @pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 3, 5), (0, 5)])

@@ -97,13 +97,16 @@ def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, tmp_path):
     trainer(kept, max_steps=stop, enable_checkpointing=True).fit(net, Passes(run, DATA))
     last = tmp_path / "kept" / f"step={stop}.ckpt"
     key = run.secret_state()["key"]
-    assert run.step == stop and holds(secret, key) and not holds(tmp_path / "kept", key)
+    assert run.step == stop
+    assert holds(secret, key)
+    assert not holds(tmp_path / "kept", key)
     for lost in (0, 1):  # of a kill between the last checkpoint and the last step
         net = Net()
         seen = Seen()
         run = plan.resume(net, cross_entropy, torch.load(secret), ledger=ledger, step=stop + lost)
         trainer(seen).fit(net, Passes(run, DATA), ckpt_path=last)
-        assert len(seen.parameters) == STEPS - stop - lost and run.step == STEPS
+        assert len(seen.parameters) == STEPS - stop - lost
+        assert run.step == STEPS
         if not lost:
             # a new run takes its first batch in parts, whose sums round otherwise
             torch.testing.assert_close(seen.parameters, expected[stop:])
@@ -174,7 +177,8 @@ def test_guarantee_what_would_break_a_run_is_refused_before_a_step_is_spent(
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-    assert run.step == 0 and torch.equal(flat(net), before)
+    assert run.step == 0
+    assert torch.equal(flat(net), before)
 
 
 def test_other_batches_and_other_modules_are_refused():

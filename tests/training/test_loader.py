@@ -71,9 +71,11 @@ def test_a_loader_reads_the_batches_of_the_run_ahead(plans, kind, workers):
             seen.append((named["input"].flatten(), gradient(run)))
             if len(seen) == 3:
                 break
-    assert run.step == len(seen) == STEPS and not list(run.loader(Named()))
+    assert run.step == len(seen) == STEPS
+    assert not list(run.loader(Named()))
     for (rows, found), (users, wanted) in zip(seen, expected, strict=True):
-        assert torch.equal(rows, X[users, 0]) and torch.equal(found, wanted)
+        assert torch.equal(rows, X[users, 0])
+        assert torch.equal(found, wanted)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -87,7 +89,8 @@ def test_each_iteration_is_one_pass_or_the_rest_of_one(plans):
         for batch in passes:
             run.backward(*batch)
         seen.append(run.step - before)
-    assert len(passes) == 4 and seen == [3, 4, 0]
+    assert len(passes) == 4
+    assert seen == [3, 4, 0]
 
 
 def test_a_batch_of_nobody_has_tensors_of_no_rows(plans):
@@ -95,14 +98,17 @@ def test_a_batch_of_nobody_has_tensors_of_no_rows(plans):
     run = plan.start(Wrapped(), squares)
     named, targets = next(run.loader(Named()))
     assert run.backward(named, targets).isnan()
-    assert named["input"].shape == targets.shape == (0, 1) and run.step == 1
+    assert named["input"].shape == targets.shape == (0, 1)
+    assert run.step == 1
 
     def texts(rows):
         return UserDict(x=torch.ones(len(rows), 2), y=["a"] * len(rows), most=torch.tensor(2))
 
     empty = next(plan.start(Wrapped(), squares).loader(Named(), collate_fn=texts))
-    assert type(empty) is UserDict and empty["x"].shape == (0, 2)
-    assert empty["y"] == [] and empty["most"] == 2
+    assert type(empty) is UserDict
+    assert empty["x"].shape == (0, 2)
+    assert empty["y"] == []
+    assert empty["most"] == 2
 
 
 def test_a_loader_refuses_what_does_not_fit(plans):
@@ -158,7 +164,8 @@ def by_hand(run, size):
 def by_loader(run, size):
     for step in run.loader(TensorDataset(X, 2 * X), max_rows=size):
         for x, y in step:
-            assert len(x) <= size and run.step == len(run.seen)
+            assert len(x) <= size
+            assert run.step == len(run.seen)
             run.backward(x, y)
         yield
 
@@ -230,7 +237,8 @@ def test_rows_that_a_loader_left_unread_are_of_no_later_step(plans):
 def test_a_batch_of_nobody_releases_noise_by_itself(plans):
     run = started(replace(plans["independent"], sampling=CyclicPoisson(1, 1e-9)))
     for step in run.loader(TensorDataset(X, X), max_rows=4):
-        assert not list(step) and gradient(run).abs().min() > 0
+        assert not list(step)
+        assert gradient(run).abs().min() > 0
     assert run.step == STEPS
 
 
@@ -332,7 +340,8 @@ def test_guarantee_no_user_of_the_rule_moves_further_than_the_noise_is_made_for(
             plan.sigma, 1e-4, plan.bound * worst, Model.CENTRAL, Neighbours.ADD_REMOVE
         )
         assert 0.99 < moved.epsilon <= plan.guarantee.epsilon
-        assert plan.guarantee.epsilon <= 1.0 and plan.spent(STEPS).epsilon == plan.guarantee.epsilon
+        assert plan.guarantee.epsilon <= 1.0
+        assert plan.spent(STEPS).epsilon == plan.guarantee.epsilon
         assert plan.spent(1).epsilon < plan.guarantee.epsilon or rule.most(STEPS) == 1
         torch.testing.assert_close(
             plan.standard_errors,
@@ -376,7 +385,8 @@ def test_a_batch_is_admitted_before_it_is_used_and_used_before_the_next(choice):
         run.admit([2])
     run.backward(X[:1], X[:1], more=True)
     run.backward(X[1:2], X[1:2])
-    assert run.step == 1 and len(run) == STEPS - 1
+    assert run.step == 1
+    assert len(run) == STEPS - 1
     for call in (lambda: next(iter(run)), lambda: run.loader(X)):
         with pytest.raises(RuntimeError, match=r"call run\.admit"):
             call()

@@ -55,7 +55,8 @@ def test_guarantee_causal_strategy_keeps_the_law_and_no_column_grows(factors):
     C = causal_strategy(W, factors)
     noise = torch.linalg.solve_triangular(C, W, upper=False, left=False)
     torch.testing.assert_close(noise @ noise.mT, factors.left @ factors.left.mT, rtol=0, atol=1e-9)
-    assert not C.triu(1).any() and (C.diagonal() > 0).all()
+    assert not C.triu(1).any()
+    assert (C.diagonal() > 0).all()
     assert (C.norm(dim=0) <= factors.right.norm(dim=0) + 1e-9).all()
     torch.testing.assert_close(standard_errors(W, C), factors.left.norm(dim=1), rtol=1e-9, atol=0)
 
@@ -94,11 +95,9 @@ def test_guarantee_all_outputs_together_are_private(pattern, neighbours):
     # private, and with no noise to spare
     assert math.log(delta) - 1e-6 < log_delta <= math.log(delta)
     found = noise.guarantee(bound, delta, pattern, neighbours)
-    assert (
-        found.exact
-        and 0.999999 * epsilon < found.epsilon <= epsilon
-        and found.neighbours is neighbours
-    )
+    assert found.exact
+    assert 0.999999 * epsilon < found.epsilon <= epsilon
+    assert found.neighbours is neighbours
     # a sigma 0.1 % smaller is not
     assert gaussian_log_delta(1.0, epsilon, farthest / 0.999) > math.log(delta)
     if pattern != ONCE:
@@ -114,7 +113,8 @@ def test_the_state_dict_holds_no_secret_and_alone_draws_no_noise():
     state = noise.secret_state()
     run(noise, 3)
     assert noise.state_dict() == {"_extra_state": {"step": 3}}
-    assert not list(noise.buffers()) and not list(noise.parameters())
+    assert not list(noise.buffers())
+    assert not list(noise.parameters())
     secrets = [bytes(state["key"].tolist()), noise.secret_state()["past"].numpy().tobytes()]
     stored = io.BytesIO()
     torch.save(noise.state_dict(), stored)
@@ -140,7 +140,8 @@ def test_a_stream_does_not_go_back():
     other = make(noise=SeededNoise(2))
     run(other, 3)
     other.load_secret_state(before)  # of another stream
-    assert other.step == 0 and noise.step == 2
+    assert other.step == 0
+    assert noise.step == 2
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,8 @@ def test_a_shallow_copy_by_force_takes_turns():
     forced = object.__new__(CorrelatedNoise)
     forced.__dict__ = noise.__dict__.copy()
     zero = torch.zeros(SIZE, dtype=torch.float64)
-    assert not torch.equal(noise(zero), forced(zero)) and noise.step == forced.step == 2
+    assert not torch.equal(noise(zero), forced(zero))
+    assert noise.step == forced.step == 2
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
@@ -200,7 +202,8 @@ def test_casts_and_autocast_move_no_number():
     parent = torch.nn.ModuleList([make()])
     parent.half().float().bfloat16().to(torch.float16).to_empty(device="cpu")
     assert torch.equal(noise.strategy.dense(), parent[0].strategy.dense())
-    assert torch.equal(run(parent[0]), run(noise)) and parent[0].sigma == noise.sigma
+    assert torch.equal(run(parent[0]), run(noise))
+    assert parent[0].sigma == noise.sigma
     plain = run(make(dtype=torch.float32))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(run(make(dtype=torch.float32)), plain)
@@ -266,7 +269,8 @@ def test_guarantee_noise_is_calibrated_to_the_bound_where_no_user_attains_it():
     assert found.attained < 0.9 * found.value
     noise = calibrated_noise(C, 2, bound=1.0, epsilon=1.0, delta=1e-6, participation=Epochs(1))
     promised = noise.guarantee(1.0, 1e-6, Epochs(1))
-    assert promised.epsilon <= 1.0 and not promised.exact
+    assert promised.epsilon <= 1.0
+    assert not promised.exact
     assert noise.sigma == pytest.approx(gaussian_sigma(1.0, 1e-6, found.value), rel=1e-9)
 
 

@@ -44,26 +44,31 @@ def test_any_number_of_steps_and_dense_strategies_are_exact_at_once():
         (Epochs(1), C.sum(1).norm()),
     ):
         found = sensitivity(C, rule)
-        assert found.exact and math.isclose(found.value, moved, rel_tol=1e-11)
+        assert found.exact
+        assert math.isclose(found.value, moved, rel_tol=1e-11)
 
 
 def test_signs_that_fit_are_found_and_signs_that_do_not_are_a_bound_that_says_so():
     C = torch.tensor([[1.0, 0.0], [-1.0, 1.0]], dtype=torch.float64)
     found = sensitivity(C, Epochs(1))  # attained by (+1, -1)
-    assert found.exact and math.isclose(found.value, math.sqrt(5), rel_tol=1e-11)
+    assert found.exact
+    assert math.isclose(found.value, math.sqrt(5), rel_tol=1e-11)
     angles = torch.tensor([0.0, 2.0, 4.0], dtype=torch.float64) * math.pi / 3
     # three columns, each against the others
     found = sensitivity(torch.stack([angles.cos(), angles.sin()]), Epochs(1))
-    assert not found.exact and math.isclose(found.value, math.sqrt(6), rel_tol=1e-11)
+    assert not found.exact
+    assert math.isclose(found.value, math.sqrt(6), rel_tol=1e-11)
     # sqrt 4.5 by vectors
-    assert math.isclose(found.attained, 2.0, rel_tol=1e-11) and found.value > math.sqrt(4.5)
+    assert math.isclose(found.attained, 2.0, rel_tol=1e-11)
+    assert found.value > math.sqrt(4.5)
 
 
 def test_rounding_below_zero_leaves_it_exact():
     C = torch.eye(STEPS, dtype=torch.float64)
     C[0, 3] = -1e-15
     C[0, 1] = -0.5
-    assert sensitivity(C, Epochs(3)).exact and sensitivity(C, Epochs(1)).exact
+    assert sensitivity(C, Epochs(3)).exact
+    assert sensitivity(C, Epochs(1)).exact
 
 
 @pytest.mark.parametrize("scale", [1e-200, 1e150])
@@ -128,7 +133,8 @@ def compare(count):
         rows = users(rule, C.shape[1])
         truth = float((rows @ C.mT).norm(dim=1).max())
         attained = math.isclose(found.value, truth, rel_tol=1e-9)
-        assert found.value >= truth and found.attained <= truth * (1 + 1e-12)
+        assert found.value >= truth
+        assert found.attained <= truth * (1 + 1e-12)
         assert attained or not found.exact
         seen["exact"] += found.exact
         seen["unsaid"] += attained and not found.exact
@@ -137,7 +143,8 @@ def compare(count):
 
 def test_guarantee_no_sensitivity_is_too_small_and_exact_ones_are_attained():
     seen = compare(1000)
-    assert seen["exact"] > 700 and seen["unsaid"] < 10
+    assert seen["exact"] > 700
+    assert seen["unsaid"] < 10
 
 
 def test_guarantee_unit_vectors_move_no_further_than_signs_say():
@@ -171,9 +178,11 @@ def test_guarantee_accepted_batches_keep_the_rule_and_refused_ones_break_it(rule
                 not permits(rule, [*steps[user], attendance.step]) for user in batch.tolist()
             )
             try:
-                assert torch.equal(attendance.check(batch), batch) and not breaks
+                assert torch.equal(attendance.check(batch), batch)
+                assert not breaks
             except ValueError as error:
-                assert breaks and "may not participate again under" in str(error)
+                assert breaks
+                assert "may not participate again under" in str(error)
                 refused += 1
                 batch = attendance.check([])
             for user in batch.tolist():
@@ -223,5 +232,6 @@ def test_batches_go_on_after_a_restart():
     def batches(first):
         return Batches(Separated(4, 2), 9, 2, 8, generator=keyed_generator(b"restart"), first=first)
 
-    assert list(batches(0))[3:] == list(batches(3)) and len(batches(3)) == 5
+    assert list(batches(0))[3:] == list(batches(3))
+    assert len(batches(3)) == 5
     assert len({user for batch in batches(0) for user in batch}) == 8

@@ -69,7 +69,8 @@ BANDED = BANDED[::-1, ::-1].T / np.linalg.norm(BANDED[::-1, ::-1].T, axis=0)
 
 
 def test_guarantee_an_attack_on_all_steps_attains_it_and_no_more():
-    assert not np.triu(BANDED, 1).any() and not np.tril(BANDED, -2).any()
+    assert not np.triu(BANDED, 1).any()
+    assert not np.tril(BANDED, -2).any()
     sampling = CyclicPoisson(2, 0.3)
     sigma = 0.9
     delta = 0.01
@@ -78,7 +79,8 @@ def test_guarantee_an_attack_on_all_steps_attains_it_and_no_more():
     removed = lost(found.epsilon, with_user)
     added = lost(found.epsilon, -losses(BANDED, 0.3, sigma, 2, False))
     worst = max(removed, added)
-    assert worst[0] <= delta + 4 * worst[1] and worst[0] >= 0.97 * delta - 4 * worst[1]
+    assert worst[0] <= delta + 4 * worst[1]
+    assert worst[0] >= 0.97 * delta - 4 * worst[1]
     # another's clipping
     half = CyclicPoisson(2, 0.3).guarantee(torch.from_numpy(BANDED.copy()), sigma, 0.5, delta)
     assert lost(half.epsilon, with_user)[0] > 1.5 * delta
@@ -90,7 +92,8 @@ def test_sampled_batches_are_their_groups_independently_at_their_chance():
     for step, batch in enumerate(batches):
         seen[step, batch] = 1
     groups = [set(seen[i::4].sum(0).nonzero()[:, 0].tolist()) for i in range(4)]
-    assert sorted(map(len, groups)) == [1000] * 4 and len(set.union(*groups)) == 4000
+    assert sorted(map(len, groups)) == [1000] * 4
+    assert len(set.union(*groups)) == 4000
     members = torch.stack([seen[i::4][:, sorted(groups[i])] for i in range(4)])  # (4, 100, 1000)
     assert abs(float(members.mean()) - 0.25) < 5 * math.sqrt(0.25 * 0.75 / 400_000)
     pairs = members[:, 1:] * members[:, :-1]  # a step tells nothing of the next
@@ -111,7 +114,8 @@ def test_guarantee_a_chance_is_rounded_down_and_by_no_more_than_a_word(monkeypat
     monkeypatch.setattr(
         SeededNoise, "integers", lambda draws, shape: torch.tensor([words - 1, words])
     )
-    assert next(iter(batches)) == [0] and 0 <= chance - Fraction(words, 2**63) < Fraction(1, 2**63)
+    assert next(iter(batches)) == [0]
+    assert 0 <= chance - Fraction(words, 2**63) < Fraction(1, 2**63)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +131,8 @@ def test_nothing_chosen_is_behind_independent_noise(epsilon, p):
     for one in choice.candidates:
         plan = one.protocol
         W = Iterates(24, momentum=0.5).dense()
-        assert 0.999 * epsilon < plan.guarantee.epsilon <= epsilon and plan.guarantee.delta == 1e-5
+        assert 0.999 * epsilon < plan.guarantee.epsilon <= epsilon
+        assert plan.guarantee.delta == 1e-5
         errors = plan.sigma * standard_errors(W, plan.strategy)
         torch.testing.assert_close(plan.standard_errors, errors)
         assert one.error == pytest.approx(
@@ -148,8 +153,10 @@ def test_guarantee_first_steps_spend_no_more_than_all():
     choice = choose(Iterates(8), 60, 30, epsilon=8.0, delta=1e-6, p=math.inf)
     plan = next(one.protocol for one in choice.candidates if one.name == "fixed order")
     spent = [plan.spent(steps).epsilon for steps in range(9)]
-    assert max(spent) <= plan.guarantee.epsilon and spent[0] == 0
-    assert not plan.spent(7).exact and plan.guarantee.exact
+    assert max(spent) <= plan.guarantee.epsilon
+    assert spent[0] == 0
+    assert not plan.spent(7).exact
+    assert plan.guarantee.exact
     with pytest.raises(ValueError, match="steps"):
         plan.spent(9)
 
@@ -160,7 +167,8 @@ def test_guarantee_a_noise_multiplier_is_dp_sgd_s_and_no_other_plan_spends_more(
     choice = choose(Descent(8, 0.9), noise_multiplier=1.3, **ask)
     named = {one.name.removeprefix("Poisson, "): one.protocol for one in choice.candidates}
     plan = named["independent noise"]
-    assert plan.sigma == 0.65 and plan.strategy.bands == 1
+    assert plan.sigma == 0.65
+    assert plan.strategy.bands == 1
     assert plan.computed(8).epsilon == plan.guarantee.epsilon
     for other in named.values():
         assert 0.999 * plan.guarantee.epsilon < other.computed(8).epsilon
@@ -199,7 +207,8 @@ def test_each_process_of_a_group_has_a_ledger_of_its_own(plans, monkeypatch, tmp
     plan.resume(nn.Linear(1, 1), squares, secret, ledger=tmp_path / "steps")
     plan.resume(nn.Linear(1, 1), squares, secret, ledger=tmp_path / "steps")
     kept = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert kept.keys() == {"steps", "steps.1"} and kept["steps"] == kept["steps.1"]
+    assert kept.keys() == {"steps", "steps.1"}
+    assert kept["steps"] == kept["steps.1"]
     with pytest.raises(FileExistsError):
         plan.start(nn.Linear(1, 1), squares, ledger=tmp_path / "steps")
 
@@ -221,7 +230,8 @@ def test_a_banded_strategy_has_a_positive_diagonal():
     """
     W = Iterates(96, 0.9).dense()
     C = banded_strategy(W / W.abs().max(), 96, 1, 2.0, 100, 8)
-    assert (C.diagonal() > 0).all() and BandedStrategy.of(C.tril()).bands == 8
+    assert (C.diagonal() > 0).all()
+    assert BandedStrategy.of(C.tril()).bands == 8
 
 
 def test_long_runs_have_strategies_of_one_row(monkeypatch):
@@ -246,7 +256,8 @@ def test_a_run_adds_the_plans_noise_to_what_is_clipped(place):
     choice = choose(Iterates(6), 60, 20, epsilon=1.0, delta=1e-4)
     plan = sorted(choice.candidates, key=lambda one: one.name)[place].protocol
     run, steps, changes = plan.start(model, squares, noise=SeededNoise(3)), 0, []
-    assert str(plan).startswith("central differential privacy") and len(run) == 6
+    assert str(plan).startswith("central differential privacy")
+    assert len(run) == 6
     for users in run:
         total = clip_and_sum(model, squares, x[users], y[users], plan.bound)
         run.backward(x[users], y[users])
@@ -254,7 +265,8 @@ def test_a_run_adds_the_plans_noise_to_what_is_clipped(place):
         changes.append(private * plan.batch - total)
         steps += 1
     noise = torch.stack(changes).double()
-    assert steps == run.step == 6 and run.guarantee is plan.guarantee
+    assert steps == run.step == 6
+    assert run.guarantee is plan.guarantee
     assert run.noise.sigma == plan.sigma
     white = plan.strategy.dense() @ noise / plan.sigma  # C C^{-1} Z
     assert 0.3 < float(white.square().mean()) < 3  # 12 numbers
@@ -351,12 +363,11 @@ def test_a_plan_comes_back_from_its_file(plans, kind, tmp_path):
     plan = plans[kind]
     plan.save(tmp_path / "plan")
     loaded = Plan.load(tmp_path / "plan")
-    assert (
-        loaded.digest() == plan.digest()
-        and loaded.guarantee == plan.guarantee
-        and str(loaded) == str(plan)
-    )
-    assert type(loaded.strategy) is type(plan.strategy) and loaded.sampling == plan.sampling
+    assert loaded.digest() == plan.digest()
+    assert loaded.guarantee == plan.guarantee
+    assert str(loaded) == str(plan)
+    assert type(loaded.strategy) is type(plan.strategy)
+    assert loaded.sampling == plan.sampling
     assert torch.equal(loaded.standard_errors, plan.standard_errors)
     grads = []
     for each in (plan, loaded):
@@ -385,6 +396,15 @@ def test_files_hold_format_and_version_and_an_old_one_is_refused_with_both(plans
     torch.save(content | {"version": 2}, tmp_path / "plan")
     with pytest.raises(ValueError, match=r"version 2, and this release reads"):
         Plan.load(tmp_path / "plan")
+
+
+def test_a_file_of_version_1_is_read_as_it_was_written():
+    """Written when version 1 was new, and kept: runs in the midst of training depend on it."""
+    plan = Plan.load(Path(__file__).parent / "files" / "plan_version_1.pt")
+    assert 1.9999 < plan.guarantee.epsilon <= 2.0
+    assert (plan.users, plan.batch, plan.strategy.steps) == (60, 20, 6)
+    assert plan.sampling == CyclicPoisson(groups=2, chance=2 / 3)
+    assert "standard deviation 2.59209 over a strategy of 2 bands" in str(plan)
 
 
 class Planted:

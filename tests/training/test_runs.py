@@ -72,7 +72,9 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(kind, adaptive, stop, kept):
     assert state == {"step": stop} | ({"bound": run.bound} if adaptive else {})
     # the secret state at the end knows the bound by itself
     again = plan.resume(net, squares, secret, step=stop if kept == "at the end" else state)
-    assert again.step == stop and len(again) == STEPS - stop and again.bound == run.bound
+    assert again.step == stop
+    assert len(again) == STEPS - stop
+    assert again.bound == run.bound
     assert (run.bound != plan.bound) == (adaptive and stop > 0)
     assert same(begun + train(again), whole)
     assert list(again) == []
@@ -95,7 +97,8 @@ def test_steps_that_the_ledger_knows_are_never_drawn_again(kind, tmp_path):
         run.backward(X[users], 2 * X[users])
     # with the model and the step of a checkpoint at 0
     again = plan.resume(model(), squares, secret, ledger=path)
-    assert again.step == 4 and again.spent.epsilon == plan.spent(4).epsilon
+    assert again.step == 4
+    assert again.spent.epsilon == plan.spent(4).epsilon
     for (users, _), (expected, _) in zip(train(again), whole[4:], strict=True):
         assert users == expected
     assert plan.resume(model(), squares, secret, ledger=path).step == STEPS
@@ -134,11 +137,13 @@ def test_guarantee_two_runs_with_one_ledger_never_release_one_step_twice(plans, 
             runs[i].backward(X[users[i]], 2 * X[users[i]])
             out.append(i)
         except RuntimeError as error:
-            assert "another run has spent step 1" in str(error) and runs[i].step == 0
+            assert "another run has spent step 1" in str(error)
+            assert runs[i].step == 0
     assert out == [0]
     train(runs[0], 2)
     late = plan.resume(model(), squares, runs[0].secret_state(), ledger=path)
-    assert late.step == 3 and train(late, 1)
+    assert late.step == 3
+    assert train(late, 1)
     with pytest.raises(RuntimeError, match="another run has spent step 4"):
         train(runs[0], 1)
 
@@ -170,7 +175,8 @@ def test_guarantee_a_batch_serves_one_step_whatever_interrupts_copies_or_compete
     for step in (2, 4):  # as an interrupt could leave them before the batch is out
         run.batches.step = step
         run._waiting = Waiting()
-        assert torch.equal(next(iter(run)), users) and run.batches.step == 2
+        assert torch.equal(next(iter(run)), users)
+        assert run.batches.step == 2
     g = [torch.zeros(len(users), *p.shape) for p in run.module.parameters()]
 
     def clipped(gradients, bound):  # another thread releases the batch while this one clips it
@@ -205,14 +211,17 @@ def test_the_state_dict_and_the_ledger_hold_no_secret(plans, tmp_path):
     train(run, 2)
     secret = run.secret_state()
     text = (tmp_path / "ledger").read_text()
-    assert bytes(secret["key"].tolist()).hex() not in text and run.state_dict() == {"step": 2}
+    assert bytes(secret["key"].tolist()).hex() not in text
+    assert run.state_dict() == {"step": 2}
     assert [line.split()[0] for line in text.splitlines()[1:]] == ["1", "2"]
 
 
 def test_guarantee_what_is_spent_rises_to_the_plan_s(plans):
     for plan in plans.values():
         spent = [plan.spent(t).epsilon for t in range(STEPS + 1)]
-        assert spent[0] == 0 and spent == sorted(spent) and spent[1] > 0.05
+        assert spent[0] == 0
+        assert spent == sorted(spent)
+        assert spent[1] > 0.05
         assert spent[-1] == pytest.approx(plan.guarantee.epsilon, rel=1e-6)
 
 
@@ -324,7 +333,8 @@ def check(plan, place, start, told):
     known = [
         int(line.split()[0]) for line in (place / "ledger").read_text().splitlines()[1:] if line
     ]
-    assert len(set(steps)) == len(steps) and max(steps, default=-1) < max(known, default=0)
+    assert len(set(steps)) == len(steps)
+    assert max(steps, default=-1) < max(known, default=0)
     whole = plan.resume(net(), squares, start, step=0)
     out = {step: rest for step, *rest in told}
     for users in whole:
@@ -408,6 +418,7 @@ def test_guarantee_a_canary_in_real_runs_shows_no_more_than_the_plan_says(name):
     choice = choose(Iterates(4), 12, 3, epsilon=0.5, delta=0.1)
     plan = {one.name: one.protocol for one in choice.candidates}[name]
     epsilon, delta = shown(plan, 400)
-    assert epsilon <= 0.5 and delta > 0.02
+    assert epsilon <= 0.5
+    assert delta > 0.02
     epsilon, _ = shown(replace(plan, sigma=plan.sigma / 3), 400)
     assert epsilon > 0.5

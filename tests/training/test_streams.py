@@ -226,7 +226,8 @@ def test_guarantee_rounding_of_terms_that_cancel_is_in_the_sensitivity_and_hides
     user = [sum(truth[t - i] for i in range(0, t + 1, 20)) for t in range(n)]
     moved = sum(x * x for x in user)
     found = sensitivity(C, Epochs(20))
-    assert found.exact and moved <= Fraction(found.value) ** 2 <= moved * (1 + Fraction(1, 10**8))
+    assert found.exact
+    assert moved <= Fraction(found.value) ** 2 <= moved * (1 + Fraction(1, 10**8))
     V = torch.linalg.inv(matrix)
     bound = off_by(torch.eye(n).double(), V, V.abs(), torch.eye(n).double(), 1.001 * matrix)
     torch.testing.assert_close(bound, 0.001 * matrix.norm(dim=0), rtol=1e-6, atol=0)
@@ -298,7 +299,8 @@ def test_the_secret_state_resumes_the_stream_and_skipped_steps_are_spent(make, m
         fresh.load_secret_state(secret)
         assert torch.equal(run(fresh), whole[stop:])
     late.skip(3)
-    assert late.step == 3 and torch.equal(run(late, 1), whole[3:4])
+    assert late.step == 3
+    assert torch.equal(run(late, 1), whole[3:4])
     late.skip(5)
     assert torch.equal(run(late), whole[5:])
     with pytest.raises(RuntimeError, match="all 6 steps of the strategy are spent"):
@@ -387,7 +389,8 @@ def test_an_interrupted_load_leaves_one_state_or_the_other():
         try:
             drawn = noise(ZERO)
         except RuntimeError:
-            assert noise.step == 3 and stopped
+            assert noise.step == 3
+            assert stopped
             continue
         assert noise.step in (1, 4)
         assert torch.equal(drawn, following if noise.step == 4 else noise_of(C, 2)(ZERO))
@@ -453,7 +456,8 @@ def test_guarantee_a_million_steps_need_no_matrix():
         InverseRoot(n, 5),
     ):
         noise = CorrelatedNoise(C, 4, 1.0)
-        assert noise(torch.zeros(4)).shape == (4,) and noise.steps == n
+        assert noise(torch.zeros(4)).shape == (4,)
+        assert noise.steps == n
         own = sensitivity(C, ONCE).value
         for user, times in ((ONCE, 1), (Epochs(n // 8), 8), (Separated(n // 9, 5), 5)):
             found = sensitivity(C, user)
@@ -497,7 +501,8 @@ def test_tables_are_copies_and_their_digest_names_the_law():
     C = Tabulated(Recurrence(3, one, feeds, (0, 1)))
     before = C.recurrence.digest()
     feeds[0, 1] = 9.0
-    assert C.recurrence.digest() == before and C.dense()[1, 0] == -1
+    assert C.recurrence.digest() == before
+    assert C.dense()[1, 0] == -1
     others = [
         Recurrence(3, one, one[None], **{name: one[None] / 2}).digest() for name in ("of_w", "of_u")
     ]

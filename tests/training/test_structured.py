@@ -93,11 +93,9 @@ def test_a_fixed_order_of_long_passes_has_buffers(W, monkeypatch):
     choice = choose(W, 120, 1, epsilon=8.0, delta=1e-5)
     plan = next(one.protocol for one in choice.candidates if one.name == "fixed order")
     few = plan.strategy if W.momentum else plan.strategy.buffered
-    assert (
-        isinstance(few, BufferedStrategy)
-        and len(few.poles) == 4
-        and str(plan.strategy) in str(plan)
-    )
+    assert isinstance(few, BufferedStrategy)
+    assert len(few.poles) == 4
+    assert str(plan.strategy) in str(plan)
     assert plan.digest() != replace(plan, strategy=few.leading(239)).digest()
     assert math.isclose(sensitivity(plan.strategy, Epochs(120)).value, 1, rel_tol=1e-9)
     errors = standard_errors(W, plan.strategy) * plan.sigma

@@ -78,7 +78,8 @@ def test_each_step_is_that_of_our_own_loop(kind, lora, tmp_path):
     run = plans()[kind].start(net, own_loss, noise=SeededNoise(1))
     ours = PrivateTrainer(run, arguments(tmp_path), train_dataset=Rows(), callbacks=[seen])
     ours.train()
-    assert run.step == STEPS == ours.state.global_step and ours.state.epoch == 2
+    assert run.step == STEPS == ours.state.global_step
+    assert ours.state.epoch == 2
     assert torch.equal(torch.stack(seen.parameters), torch.stack(hand(plans()[kind], lora)))
 
 
@@ -114,14 +115,17 @@ def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, lora, tmp_path):
         trained(run, Killed(stop))
     last = tmp_path / "kept" / f"checkpoint-{stop}"
     key = run.secret_state()["key"]
-    assert run.step == stop and holds(secret, key) and not holds(tmp_path / "kept", key)
+    assert run.step == stop
+    assert holds(secret, key)
+    assert not holds(tmp_path / "kept", key)
     # of a kill between the last checkpoint and the last step
     for lost in (0, 1) if lora else (0,):
         run = plan.resume(
             model(lora), own_loss, torch.load(secret), ledger=ledger, step=stop + lost
         )
         seen = trained(run, resume_from_checkpoint=str(last))
-        assert len(seen) == STEPS - stop - lost and run.step == STEPS
+        assert len(seen) == STEPS - stop - lost
+        assert run.step == STEPS
         if not lost:
             torch.testing.assert_close(seen, expected[stop:])
         ledger = None
@@ -147,7 +151,9 @@ def test_logs_and_checkpoints_do_not_say_the_loss_nor_how_many_users_there_were(
             == show_loss
             == math.isfinite(found.training_loss)
         )
-        assert ours.state.total_flos == 0 and "learning_rate" in logged and "grad_norm" in logged
+        assert ours.state.total_flos == 0
+        assert "learning_rate" in logged
+        assert "grad_norm" in logged
         assert args.max_steps == -1  # the Trainer has a copy
 
 

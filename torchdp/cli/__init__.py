@@ -7,7 +7,7 @@ of its name. Read on:
 - ``questions``, ``statistics``: what can be asked, by which protocol, and how it is read;
 - ``estimate``: ``torchdp estimate`` and ``plan``, whose guarantee is that of the chosen protocol;
 - ``sweep``: ``torchdp sweep``, ``report``, ``merge``, over :mod:`torchdp.simulate`;
-- ``secure``: the roles of :mod:`torchdp.secure`; ``doctor``: what is installed here.
+- ``doctor``: what is installed here.
 """
 
 import argparse
@@ -45,7 +45,6 @@ STATISTICS = {
 MODULES = {"merge": "sweep", "plan": "estimate", "report": "sweep"}
 TRUST = ("local", "shuffle", "curator")
 PROTOCOLS = ("one-message", "randomized-response", "two-message")
-QUESTIONS = ("sum", "gram", "moments", "histogram")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -61,7 +60,6 @@ def parser() -> argparse.ArgumentParser:
     _plan(commands)
     _sweep(commands)
     _stores(commands)
-    _secure(commands)
     _doctor(commands)
     return top
 
@@ -313,84 +311,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kept = "; finished blocks are kept" if command == "torchdp sweep" else ""
         say(f"{command}: interrupted{by}{kept}", error=True)
         return 128 + number  # as a shell says it: 130, 138, 143
-
-
-def _secure(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """``torchdp secure`` and its commands."""
-    secure = commands.add_parser(
-        "secure",
-        help="sums of several organisations' tables by servers that see shares alone: a command "
-        "for each role",
-        description="keys, by every party; open, by one; show and join, by every party; submit "
-        "by every "
-        "organisation, serve by every server, release by the analyst. Killed commands may be "
-        "given again.",
-    )
-    roles = secure.add_subparsers(dest="role", required=True, metavar="ROLE")
-    keys = roles.add_parser(
-        "keys", help="make NAME.key, which stays here, and NAME.pub, which everybody gets"
-    )
-    keys.add_argument(
-        "names", nargs="+", metavar="NAME", help="small letters, digits, hyphens: north, server-0"
-    )
-    keys.add_argument("--in", dest="into", default=".", metavar="DIRECTORY", help="default: here")
-    _secure_open(
-        roles.add_parser("open", help="write the session's file: the question and the parties")
-    )
-    show = roles.add_parser("show", help="what a session asks, promises, and its fingerprint")
-    join = roles.add_parser(
-        "join", help="every party: accept the session whose fingerprint was compared, for ever"
-    )
-    submit = roles.add_parser(
-        "submit", help="an organisation: its rows, with noise, in shares for the servers"
-    )
-    serve = roles.add_parser(
-        "serve", help="a server: hear, agree on who was heard, publish the sum"
-    )
-    release = roles.add_parser("release", help="the analyst: the answer from the servers' sums")
-    for role in (show, join, submit, serve, release):
-        role.add_argument("folder", metavar="FOLDER", help="of the session, where all files go")
-    for role in (join, submit, serve, release):
-        role.add_argument("key", metavar="NAME.key", help="this party's own")
-    join.add_argument(
-        "--fingerprint", required=True, help="as the others read it, by another channel"
-    )
-    submit.add_argument(
-        "csv", metavar="FILE.csv", help="a table with a header, a row for each client"
-    )
-    submit.add_argument(
-        "--seed", type=integer, help="repeatable noise: NOT PRIVATE, for trying out only"
-    )
-    for role in (serve, release):
-        role.add_argument(
-            "--wait", type=number, default=0.0, metavar="SECONDS", help="for others (default: 0)"
-        )
-    release.add_argument(
-        "--ridge", type=number, default=1.0, help="of gram with a label (default: 1)"
-    )
-    release.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def _secure_open(role: argparse.ArgumentParser) -> None:
-    add = role.add_argument
-    add("folder", metavar="FOLDER", help="empty, or new")
-    add("--question", required=True, choices=QUESTIONS)
-    add("--columns", required=True, nargs="+", metavar="NAME", help="of every organisation's table")
-    add("--label", metavar="NAME", help="gram: the column that is regressed on the others")
-    add("--label-bound", type=number, help="gram: labels are cut to it")
-    bound = "largest norm of a row (sum: longer ones are refused; gram: shortened), or number"
-    add("--bound", type=number, help=bound)
-    add("--orders", nargs="+", type=number, default=[], help="moments: such as 1 2")
-    add("--categories", metavar="A,B,...", help="histogram: the public list")
-    add("--epsilon", required=True, type=number)
-    delta = "0 (default): discrete Laplace noise; not for gram"
-    add("--delta", type=number, default=0.0, help=delta)
-    corrupt = (
-        "clients whose noise one party or coalition may know (default: those of the "
-        "largest organisation)"
-    )
-    add("--corrupt", type=integer, metavar="N", help=corrupt)
-    add("--absent", type=integer, default=0, metavar="N", help="clients who may be missing")
-    add("--servers", required=True, nargs="+", metavar="NAME.pub", help="two or more")
-    add("--organisations", required=True, nargs="+", metavar="NAME.pub=CLIENTS")
-    add("--analyst", required=True, metavar="NAME.pub")

@@ -139,9 +139,8 @@ class GaussianMoments(GaussianRelease):
     def predicted_mse(self, summary: Crowd) -> Tensor:
         return self.deviations(self.validate_summary(summary).n).square()
 
-    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
+    def worst_unchecked(self, n: Users, objective: Objective) -> Tensor:
         """The same for all data."""
-        checks.instance("objective", objective, Objective)
         errors = self.deviations(n).square()
         return objective.of(errors, errors.ndim - self.order)
 
@@ -345,9 +344,8 @@ class GaussianCovariance(GaussianRelease):
         crowd = self.validate_summary(summary)
         return self._noise(crowd.n).mse(crowd.mean - self.encoding.centre)
 
-    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
+    def worst_unchecked(self, n: Users, objective: Objective) -> Tensor:
         """A bound: the mean may lie anywhere in the ellipsoid {c + B w}, |w| <= 1."""
-        checks.instance("objective", objective, Objective)
         noise = self._noise(n)
         g = self.root.square().sum(1)
         at_centre = noise.mse(torch.zeros_like(g))

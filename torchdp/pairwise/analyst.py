@@ -232,9 +232,8 @@ class PairwiseAnalyst(ABC):
         covariance = (both - variance - d_square * below**2) / (2 * below)
         return variance * (1 + 3 * d_square) + 6 * covariance.square() + bias
 
-    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
+    def worst_mse(self, n: Users, objective: Objective) -> Tensor:
         """A bound of ``predicted_mse`` over all data of n >= 2 users; inf for a ratio."""
-        checks.instance("objective", objective, Objective)
         statistic = self.statistic
         n = checks.people("n", n, 2)
         batch = n.shape if isinstance(n, Tensor) else ()

@@ -58,21 +58,6 @@ MOST_SOUGHT = 512
 WITHIN = 0.02
 
 
-def normal_deviate(x: Tensor, curved: Tensor, squares: Tensor) -> Tensor:
-    """d with P[sum_i w_i (e_i^2 - 1) + 2 g_i e_i > x] = 1 - Phi(d) nearly, (*batch).
-
-    Args:
-        x: (*batch).
-        curved: w, (*batch, r).
-        squares: g^2, (*batch, r).
-    """
-    r = curved.shape[-1]
-    row = torch.arange(x.numel(), device=x.device).repeat_interleave(r)
-    flat = (x.reshape(-1), curved.reshape(-1), squares.reshape(-1))
-    deviate, _ = deviate_and_saddlepoint(*flat, row)
-    return deviate.view_as(x)
-
-
 def part_sums(values: Tensor, row: Tensor, parts: int) -> Tensor:
     """Of each part, (parts), the sum of the values (coordinates) whose ``row`` it is."""
     return values.new_zeros(parts).index_add(0, row, values)
@@ -86,10 +71,11 @@ def part_maxima(values: Tensor, row: Tensor, parts: int) -> Tensor:
 def deviate_and_saddlepoint(
     x: Tensor, curved: Tensor, squares: Tensor, row: Tensor, start: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The deviates of :func:`normal_deviate`, and the saddlepoints as starts for x nearby.
+    """d with P[sum_i w_i (e_i^2 - 1) + 2 g_i e_i > x] = 1 - Phi(d) nearly, of each part, (parts).
 
-    With K(s) = sum_i -log(1 - 2 w_i s)/2 - w_i s + 2 g_i^2 s^2/(1 - 2 w_i s) and K'(s) = x: d = r +
-    log(v/r)/r, r = sign(s) sqrt(2 (s x - K(s))), v = s sqrt(K''(s)).
+    Also the saddlepoints, as starts for x nearby. With K(s) = sum_i -log(1 - 2 w_i s)/2 - w_i s +
+    2 g_i^2 s^2/(1 - 2 w_i s) and K'(s) = x: d = r + log(v/r)/r, r = sign(s) sqrt(2 (s x - K(s))),
+    v = s sqrt(K''(s)).
 
     Args:
         x: (parts).
@@ -421,28 +407,6 @@ def laplace_stretch(level: float) -> float:
     return max(1.0, -math.log1p(-level) / (math.sqrt(2) * z))
 
 
-def interval(
-    value: Tensor,
-    error: Error,
-    level: float,
-    limits: Range = (-torch.inf, torch.inf),
-    bias: Tensor | float = 0.0,
-    stretch: Tensor | float = 1.0,
-) -> tuple[Tensor, Tensor]:
-    """Lower and upper end at this level, (*batch) each.
-
-    Args:
-        value: the estimates, (*batch).
-        error: their error.
-        level: of the interval, two-sided.
-        limits: what the true value can be.
-        bias: that the estimate may have, at most.
-        stretch: how far ends lie, over those of a normal error of this variance, (*batch) or a
-            number.
-    """
-    return ends(value, error, quantile(level) * stretch, limits, bias)
-
-
 def ends(
     value: Tensor,
     error: Error,
@@ -450,7 +414,14 @@ def ends(
     limits: Range = (-torch.inf, torch.inf),
     bias: Tensor | float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Lower and upper end at z standard errors, as :func:`interval`; z: (*batch) or a number.
+    """Lower and upper end at z standard errors, (*batch) each.
+
+    Args:
+        value: the estimates, (*batch).
+        error: their error.
+        z: (*batch) or a number; ``quantile`` of a level.
+        limits: what the true value can be.
+        bias: that the estimate may have, at most.
 
     Where the denominator of a ratio may be 0, Fieller's set is all but a gap: if that reaches
     beyond one of the limits, the interval ends where the gap begins.

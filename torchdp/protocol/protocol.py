@@ -166,14 +166,18 @@ class Protocol(ABC, Generic[S]):
     def predicted_mse(self, summary: S) -> Tensor:
         """E (value - exact)^2, (*answer), float64, squared. Users need not be whole numbers."""
 
+    @final
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         """The largest ``objective.of(predicted_mse)`` over all data of n users, or a bound.
 
         () or, for n (*batch), (*batch); inf: none known.
         """
         checks.instance("objective", objective, Objective)
-        users = tensor_of(checks.people("n", n, 1))
-        return torch.full_like(users, math.inf, dtype=torch.float64)
+        return self.worst_unchecked(checks.people("n", n, 1), objective)
+
+    def worst_unchecked(self, n: Users, objective: Objective) -> Tensor:
+        """``worst_mse``, unchecked; here none is known."""
+        return torch.full_like(tensor_of(n), math.inf, dtype=torch.float64)
 
     @final
     def collect(

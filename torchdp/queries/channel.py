@@ -44,7 +44,7 @@ class Analyst(typing.Protocol):
     def predicted_mse(self, summary: Tensor) -> Tensor:
         """E (value - exact)^2, (*batch, *answer), of counts (*batch, k), real numbers allowed."""
 
-    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
+    def worst_mse(self, n: Users, objective: Objective) -> Tensor:
         """The largest ``objective.of(predicted_mse)`` over all data of n users, or a bound.
 
         inf: none known.
@@ -193,13 +193,9 @@ class Channel(Protocol[Tensor]):
         squared_bias = (h @ self.bias.mT).square()
         return squared_bias + h @ self.variance.mT / n**self.power
 
-    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        """At data of a single type, by convexity: () or, of a batch of n, (*batch).
-
-        Raises TypeError, ValueError.
-        """
-        checks.instance("objective", objective, Objective)
-        users = broadcast_users(checks.people("n", n, 1), 2)
+    def worst_unchecked(self, n: Users, objective: Objective) -> Tensor:
+        """At data of a single type, by convexity: () or, of a batch of n, (*batch)."""
+        users = broadcast_users(n, 2)
         mse = self.bias.square() + self.variance / users**self.power
         if objective is Objective.WORST:
             return mse.amax((-2, -1))

@@ -188,11 +188,9 @@ class FunctionAnalyst:
         batch = h.shape[:-1]
         return d.view(*batch, 1, k), D.view(*batch, 1, k, k) / 2
 
-    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
+    def worst_mse(self, n: Users, objective: Objective) -> Tensor:
         """No bound is known: inf."""
-        checks.instance("objective", objective, Objective)
-        users = tensor_of(checks.people("n", n, 1))
-        return torch.full_like(users, torch.inf, dtype=torch.float64)
+        return torch.full_like(tensor_of(n), torch.inf, dtype=torch.float64)
 
     def exact(self, summary: Tensor) -> Tensor:
         h, n = self._shares(summary)

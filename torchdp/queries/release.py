@@ -60,7 +60,7 @@ class Release(Protocol[Tensor], Generic[Q]):
     def predicted_mse(self, summary: Tensor) -> Tensor:
         return self.analyst.predicted_mse(summary)
 
-    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
+    def worst_unchecked(self, n: Users, objective: Objective) -> Tensor:
         return self.analyst.worst_mse(n, objective)
 
 
@@ -299,7 +299,7 @@ class SeveralAnalyst:
         batch = summary.shape[:-1]
         return torch.cat([answer.reshape(*batch, -1) for answer in answers], -1)
 
-    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
+    def worst_mse(self, n: Users, objective: Objective) -> Tensor:
         """That of the worst answer, or a bound of the mean over all.
 
         Of the questions' own, each by the number of its answers.

@@ -130,13 +130,11 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
         matrix = self.validate_summary(summary).matrix
         return self._mse(matrix.diagonal(dim1=-2, dim2=-1), summary.n)
 
-    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
+    def worst_unchecked(self, n: Users, objective: Objective) -> Tensor:
         """Exact. The worst entry: all rows along one axis; the mean: all at their bound.
 
         Labels are at their bound for both.
         """
-        checks.instance("objective", objective, Objective)
-        n = checks.people("n", n, 1)
         d = self.columns
         squares = torch.zeros(self.size, dtype=torch.float64, device=tensor_of(n).device)
         if objective is Objective.WORST:

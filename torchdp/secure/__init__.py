@@ -13,8 +13,7 @@ splits the words into one share for each server (``share``). Servers add, anyone
 publish (``reconstruct``), ``analyse`` reads it. Who plays which role where: ``client_frames``,
 ``Server``, ``reveal_frames`` pass authenticated frames in one process. Organisations, servers and
 analyst that are processes of their own agree on a ``Session``, each with the key of its
-``KeyFile``, which ``join``s it, and ``submit``, ``serve``, ``release`` files in a folder:
-``torchdp secure``.
+``KeyFile``, which ``join``s it, and ``submit``, ``serve``, ``release`` files in a folder.
 
 | class | noise | words of a client, to each server |
 |---|---|---|

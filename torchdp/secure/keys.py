@@ -178,12 +178,13 @@ class KeyFile:
         joined = self.joined
         if joined is None:
             raise ValueError(
-                f"{self.path} has joined no session: compare the fingerprint with the others, then KeyFile.join, or "
-                "torchdp secure join"
+                f"{self.path} has joined no session: compare the fingerprint with the others, "
+                "then KeyFile.join"
             )
         if joined != session:
             raise ValueError(
-                f"{self.path} joined another session than this file's: restore the file whose fingerprint was compared"
+                f"{self.path} joined another session than this file's: "
+                "restore the file whose fingerprint was compared"
             )
 
     def done(self, what: str) -> bytes | None:

@@ -68,7 +68,7 @@ class Session(Brief):
         servers: two or more.
         organisations: in the order of their clients.
         analyst: who gets the sums.
-        columns: what the question calls an organisation's columns, for the command line.
+        columns: names of an organisation's columns: part of what all parties accept.
         nonce: 64 hexadecimal digits, new for each session.
 
     Whoever holds another file has other link keys, so none of its frames is opened. Raises

@@ -402,8 +402,8 @@ class Amplified(Same[Any, Any, MessageProtocol[Any, Any]]):
     def predicted_mse(self, summary: Any) -> Tensor:
         return self.client.predicted_mse(summary)
 
-    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        return self.client.worst_mse(n, objective)
+    def worst_unchecked(self, n: Users, objective: Objective) -> Tensor:
+        return self.client.worst_unchecked(n, objective)
 
 
 def lower_hull(x: Array, y: Array) -> Array:

@@ -368,12 +368,10 @@ class BitSums(Shuffled[Tensor]):
     def predicted_mse(self, summary: Tensor) -> Tensor:
         return self.law.variance(self._users(summary))
 
-    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        checks.instance("objective", objective, Objective)
-        shape = tensor_of(checks.people("n", n, 1)).shape
+    def worst_unchecked(self, n: Users, objective: Objective) -> Tensor:
         users = alike(n)
         ends = torch.tensor([0, users], dtype=torch.int64)
-        return self.law.spread(ends, users).max().expand(shape)
+        return self.law.spread(ends, users).max().expand(tensor_of(n).shape)
 
     def _users(self, summary: Tensor) -> Tensor:
         """Numbers of ones, which need not be whole, float64. Raises TypeError, ValueError."""

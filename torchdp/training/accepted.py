@@ -1,7 +1,7 @@
 """Modules, losses and examples of which each example has a gradient of its own.
 
-Others are refused by name. Whether a module's examples meet is seen by what it makes of some of
-them beside others that are foreign to them. Not by examples alone: these draw other numbers, and
+Others are refused by name. Whether a module trains as the function that it is shows in what it
+makes of some examples beside others that are foreign to them. Not by examples alone: these draw other numbers, and
 what is rare in a batch (near neighbours, an expert that is full, numbers above a threshold) does
 not occur. The foreign ones are made of the examples that are looked at: copies, and copies with
 numbers ``FAR`` times as large. Which examples are looked at, and where they are in the batch, is
@@ -19,8 +19,9 @@ from torch._functorch.autograd_function import custom_function_call
 from torch.autograd import Function
 
 from torchdp import checks
+from torchdp.training.calls import Call, Untaken, Watching
 from torchdp.training.per_example import DRAWS, FEW, Inputs, Output, Passes, mapped, masks
-from torchdp.training.record import MIXES, Call, Untaken, Watching
+from torchdp.training.record import MIXES
 from torchdp.training.sums import holds
 
 # An example's gradient would depend on the others.
@@ -41,10 +42,6 @@ FAR = 1e3
 # batch's error. Numbers of half precision round by more.
 MOVES = 2.0**-7
 MOVES_HALF = torch.finfo(torch.bfloat16).eps ** 0.5
-
-# Numbers of examples that are no multiple of one another: where n divides none of the sizes that a
-# pass has made, a dimension that n divides is the batch's.
-PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
 
 # Not torch's or Python's seeded ones: a module must not know which examples are looked at.
 SYSTEM = random.SystemRandom()
@@ -70,13 +67,6 @@ class Beside:
             sources[place] = rows[i % len(rows)]
         return Beside([sources[place] for place in range(len(sources))], kept, far)
 
-    @staticmethod
-    def drawn(rows: list[int], n: int) -> "Beside":
-        """At places that are drawn, each second copy far; len(rows) < n."""
-        order = SYSTEM.sample(range(n), n)
-        count = len(rows)
-        return Beside.of(rows, order[:count], order[count:], order[count::2])
-
     def batch(self, x: Inputs, factor: float) -> Inputs:
         """What is at each place; far away by ``factor``."""
 
@@ -94,14 +84,6 @@ def factors(device: torch.device) -> tuple[float, ...]:
     """By which others are far away; the first one that the module takes counts."""
     # An index out of range would stop a GPU.
     return (FAR, 1.0) if device.type == "cpu" else (1.0,)
-
-
-def prime(n: int, sizes: set[int]) -> int:
-    """A number of examples, about n or FEW, that divides none of these sizes; n if there is none."""
-    for p in PRIMES:
-        if p >= min(n, FEW) and not any(size and size % p == 0 for size in sizes):
-            return p
-    return n
 
 
 def meet(passes: Passes, x: Inputs, n: int) -> Tensor | None:

@@ -24,6 +24,7 @@ from torchdp.training.accepted import (
     refuse_unreached,
     trainable,
 )
+from torchdp.training.calls import Untaken
 from torchdp.training.per_example import (
     FEW,
     REMEMBERS,
@@ -37,15 +38,14 @@ from torchdp.training.per_example import (
     masks,
     pick,
 )
-from torchdp.training.record import MEANS, Untaken, eager
+from torchdp.training.record import MEANS, eager
 from torchdp.training.routes import by_factors, by_loop, by_vmap
 from torchdp.training.sums import Bounds, Sums, group_bounds
 
 ROUTES = ("factors", "vmap", "loop")
 APART = "each example alone, as torch runs it"
 PROMISES = {
-    "factors": "examples are apart as far as was checked: each new program of operations, by "
-    "examples drawn anew",
+    "factors": "all examples in one pass, each one's part followed through torch's operations",
     "vmap": APART,
     "loop": APART,
 }
@@ -68,7 +68,7 @@ class Clipper:
     """Sums of clipped gradients of one module and loss, as :func:`clip_and_sum`, batch after batch.
 
     What the first batch of its shapes has shown is kept: the route, and the programs of operations
-    that were checked. ``balance``: of the last call, see :class:`Sums`.
+    that were followed. ``balance``: of the last call, see :class:`Sums`.
     """
 
     def __init__(
@@ -261,8 +261,8 @@ def clip_and_sum(
         routes: those that may be taken, of which the first one that serves is, in this order.
             "factors": one pass of the whole batch; of a layer's gradients sum_t b_t a_t^T only the
             inputs a_t and the gradients b_t in its outputs are made, where these are less. "vmap":
-            each example's whole gradient. "loop": one example after another, also of recurrent
-            cells and Python that reads numbers.
+            each example's whole gradient. "loop": one example after another, also of Python that
+            reads numbers.
         unused: names of parameters, or of modules that hold them, that no example need reach: an
             expert that is chosen by few examples. Any other that none reaches is refused: in
             training it would be moved by noise alone.
@@ -282,24 +282,26 @@ def clip_and_sum(
 
     Guarantees: adding or removing an example moves the sum by at most ``bound``, up to the rounding
     of the sum, where each example's gradient is a function of that example, module and loss
-    remember none, and their author is honest. On each route the module's output for an example must
-    not move with the other examples of its batch: at the first batch of its shapes, and at the
+    remember none, and their author is honest. By "vmap" and "loop" torch runs each example alone.
+    By "factors" each new program of operations is run once more while torch's own operations,
+    forward and backward, are followed: of each number it is known which examples may reach it. The
+    sum is used only where all that an example's gradient is made of is reached by this example
+    alone, whatever the numbers are; what has no rule counts as reached by all
+    (:class:`~torchdp.training.track.Track`). For another number of examples the program must be the
+    same but for sizes that count them. Python reads no data there (bool() of it is always False),
+    and no parameter's use is left out. That these gradients are the right ones is checked for some
+    examples, drawn anew from the system, against each alone by plain autograd, before the first
+    use of a program, and at the 16th, 32nd, 64th call and so on.
+    On each route the module's output for an example must not move with the other examples of its
+    batch, since it would train as another function: at the first batch of its shapes, and at the
     16th, 32nd, 64th and so on, examples are put beside foreign ones, copies of them and copies with
-    numbers 1,000 times as large (on a CPU), and what mixes them is refused. By "vmap" and "loop"
-    torch then runs each example alone. By "factors" it is *checked*: what each new program of
-    operations finds for some examples, drawn anew from the system, is held to these examples alone
-    by plain autograd, in float32 at least, and to what it finds beside foreign ones, before its sum
-    is used, and again at its 16th, 32nd, 64th use and so on. Python reads no data there (bool() of
-    it is always False), no parameter's use is left out, and a result without a dimension that
-    counts examples goes to another route. A dependence that none of this shows is not detected:
-    relu(x.roll(1, 0) - 1e6) is 0 on every batch of smaller numbers. Neither is what goes past
-    torch's functions: C extensions, hooks of saved tensors. Parameters and buffers that a forward
-    pass changes, by whatever way, are seen at these batches, put back and named. Attributes that it
-    sets, and elements of lists, dicts and sets among them, are put back after each pass, so that no
-    other example sees them; a tensor in an attribute that it writes over is named and refused. What
-    Python code keeps elsewhere is not seen. No route protects from an author who is malicious: a
-    module can read the caller's batch from Python's frames, keep users' data in a global variable,
-    or write it into a file.
+    numbers 1,000 times as large (on a CPU), and what mixes them is refused. Parameters and buffers
+    that a forward pass changes, by whatever way, are seen at these batches, put back and named.
+    Attributes that it sets, and elements of lists, dicts and sets among them, are put back after
+    each pass, so that no other example sees them; a tensor in an attribute that it writes over is
+    named and refused. What Python code keeps elsewhere is not seen, nor what C extensions compute
+    without torch. No route protects from an author who is malicious: a module can read the caller's
+    batch from Python's frames, keep users' data in a global variable, or write it into a file.
     Source: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang (2016), Algorithm 1; factors:
     Lee, Kifer (2021); Li, Tramer, Liang, Hashimoto (2022); Bu, Wang, Zha, Karypis (2023).
     """

@@ -20,7 +20,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from torchdp import checks
 from torchdp.training.factors import Form
-from torchdp.training.record import Means, Refused, Still, traced
+from torchdp.training.record import Means, Program, Refused, Still, traced
 
 Inputs = Tensor | Mapping[str, Tensor]
 DRAWS = "module draws dropout from torch's global generator; pass dropout=, or call .eval() on it"
@@ -98,12 +98,13 @@ class Both(nn.Module):
 class Known:
     """What batches of some shapes have shown.
 
-    Routes that are left, why others are not, and programs that were checked.
+    Routes that are left, why others are not, and programs that were followed.
     """
 
     routes: list[str]
     reasons: list[str] = field(default_factory=list)
-    programs: dict[int, int] = field(default_factory=dict)  # how often each was used
+    programs: set[tuple[int, int]] = field(default_factory=set)  # numbers of examples, and hashes
+    templates: list[Program] = field(default_factory=list)  # in which examples are apart
     inside: bool = False  # the loss is in the module's call
     calls: int = 0  # with several examples
     reached: list[str] | None = None  # parameters that the loss reaches
@@ -122,8 +123,7 @@ class Known:
 class Passes:
     """Calls of module and loss on parameters of ours, and what must hold of them.
 
-    leaves: the parameters that gradients are made in. own: what stands in for the module's
-    parameters in plain calls. frozen: likewise in all calls, for those without a gradient.
+    leaves: the parameters that gradients are made in.
     """
 
     def __init__(
@@ -134,8 +134,6 @@ class Passes:
         self.seeded = seeded
         self.randomness = "different" if seeded else "error"
         self.leaves = parameters
-        self.own: dict[str, Tensor] = {}
-        self.frozen: dict[str, Tensor] = {}
         self.buffers = dict(both.named_buffers(remove_duplicate=False))
         self.device = next(iter(parameters.values())).device
 
@@ -166,7 +164,6 @@ class Passes:
 
         Raises ValueError where a buffer is set.
         """
-        known = {**self.frozen, **known}
         buffers = self.buffers if buffers is None else buffers
         # A buffer that the call assigns is another tensor in ``swapped`` afterwards.
         swapped = dict(buffers)
@@ -185,10 +182,10 @@ class Passes:
         """The call on copies of the buffers, of which none may be changed, within ``around``."""
         buffers = {place: value.clone() for place, value in self.buffers.items()}
         with self.kept(buffers), around:
-            return self.call(self.own, x, y, buffers=buffers)
+            return self.call({}, x, y, buffers=buffers)
 
     def plain(self, x: Any, y: Any) -> tuple[Tensor, Any]:
-        """On the module's own parameters: nothing stands in for them but in ``widened``."""
+        """On the module's own parameters."""
         with self.unset():
             return self.on_copies(x, y, traced())
 
@@ -274,24 +271,10 @@ class Passes:
         given = [*self.leaves.values(), *(x.values() if isinstance(x, Mapping) else [x])]
         return any(map(_half, given)) or torch.is_autocast_enabled(given[0].device.type)
 
-    def widened(self, x: Inputs, y: Tensor) -> tuple["Passes", Inputs, Tensor]:
-        """The same on float32 copies of what has half precision."""
-        other = copy(self)
-        other.frozen = {
-            name: _wide(p.detach())
-            for name, p in self.both.module.named_parameters()
-            if name not in self.leaves
-        }
-        other.leaves = {name: _wide(p.detach()).requires_grad_() for name, p in self.leaves.items()}
-        other.own = other.leaves
-        other.buffers = {place: _wide(value) for place, value in self.buffers.items()}
-        return other, mapped(_wide, x), _wide(y)
-
     @contextmanager
-    def plainly(self) -> Iterator[None]:
-        """Without dropout where it has masks, and without autocast."""
-        still = Still() if self.seeded else nullcontext()
-        with still, torch.autocast(self.device.type, enabled=False):
+    def still(self) -> Iterator[None]:
+        """Nothing is drawn, where examples have draws of their own."""
+        with Still() if self.seeded else nullcontext(), masks(None, self.device):
             yield
 
     def value(self, x: Inputs, y: Tensor, seed: int) -> tuple[Tensor, list[str]]:
@@ -303,29 +286,32 @@ class Passes:
         with self.unset():
             for _ in range(2):
                 with masks(seed, self.device), Means(1):
-                    total, _ = self.on_copies(x, y, traced())
+                    # Other tensors each time: a leaf that the module makes of them is its own.
+                    total, _ = self.on_copies(mapped(Tensor.detach, x), y, traced())
                     totals.append(total.sum())
         if not totals[0].requires_grad:
             raise ValueError(
                 "loss depends on no trainable parameter of module: it is detached, or of another"
             )
-        return torch.stack(totals).detach(), self.captured(totals[0])
+        return torch.stack(totals).detach(), self.captured(*totals)
 
-    def captured(self, total: Tensor) -> list[str]:
+    def captured(self, *totals: Tensor) -> list[str]:
         """Parameters of the module that the loss reaches past the module.
 
-        Raises ValueError for one of another module.
+        totals: the loss, of one call or of each of several: leaves of one call alone are born in
+        it. Raises ValueError for a parameter of another module.
         """
         names = {id(p): name for name, p in self.leaves.items()}
-        reached = _reached(total) if total.requires_grad else []
+        several = [{id(p): p for p in _reached(total)} for total in totals if total.requires_grad]
+        reached = [p for p in several[0].values()] if several else []
         for p in reached:
-            if id(p) not in names:
+            if id(p) not in names and all(id(p) in others for others in several):
                 raise Refused(
                     f"loss reaches a trainable tensor of shape {tuple(p.shape)} that is no "
                     "parameter of module, and would never be trained; make it a parameter of "
                     "module, or detach it"
                 )
-        return [names[id(p)] for p in reached]
+        return [names[id(p)] for p in reached if id(p) in names]
 
     def mixes(
         self, alone: Tensor, tensors: list[Tensor], output: Output, y: Tensor
@@ -508,10 +494,6 @@ def cut(x: Inputs, y: Tensor, part: slice) -> tuple[Inputs, Tensor]:
 
 def _half(x: Tensor) -> bool:
     return x.is_floating_point() and x.element_size() < 4
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if _half(x) else x
 
 
 def flat(gradients: Tensor) -> Tensor:

@@ -4,11 +4,8 @@ Notation: n examples; a tensor is of data, or of weights (made of parameters alo
 (the sum of the examples' losses).
 """
 
-import functools
-import inspect
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
+from torchdp.training.calls import Call, Untaken, Watching, tensors
 from torchdp.training.factors import Form
+from torchdp.training.track import Track
 
 MEANS = (
     "the loss of several examples must be the mean or the sum of their own losses, or list them, "
@@ -29,19 +27,12 @@ MEANS = (
 )
 MIXES = "module mixes examples by batch normalisation; use GroupNorm, or call .eval() on it"
 DROPS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout}
-CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+RECURRENT = {torch._VF.lstm, torch._VF.gru, torch._VF.rnn_tanh, torch._VF.rnn_relu}
+DRAWN = {torch.rand, torch.randn, torch.rand_like, torch.randn_like, torch.normal}
+DRAWN |= {Tensor.normal_, Tensor.uniform_, Tensor.exponential_}
 
-# Of functions whose signature Python does not know.
-ARGUMENTS: dict[Any, tuple[str, ...]] = {
-    F.linear: ("input", "weight", "bias"),
-    F.conv1d: CONVOLUTION,
-    F.conv2d: CONVOLUTION,
-    F.conv3d: CONVOLUTION,
-    F.scaled_dot_product_attention: (
-        "query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"
-    ),
-    torch.cat: ("tensors", "dim"),
-}  # fmt: skip
+# How often a pass may ask for bool() of data: a loop that ends by the data would not end.
+MOST_ASKED = 1000
 
 # Marks of tensors, see Notation.
 DATA = "data"
@@ -63,40 +54,12 @@ READS |= {Tensor.data.__set__, Tensor.__cuda_array_interface__.__get__}  # type:
 DIFFERENTIATE = {torch.autograd.grad, torch.autograd.backward, torch._VF._make_dual}
 
 
-class Untaken(BaseException):
-    """Why a route does not serve: no Exception, since no module's ``except`` is to catch it."""
-
-
 class Refused(ValueError):
     """What no route may serve: no other one is tried."""
 
 
 class Inside(Untaken):
     """The loss is in the module's call."""
-
-
-class Call(NamedTuple):
-    """A call of one of torch's functions."""
-
-    func: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        return getattr(self.func, "__name__", str(self.func))
-
-    def run(self) -> Any:
-        return self.func(*self.args, **self.kwargs)
-
-    def named(self) -> dict[str, Any]:
-        """The arguments that the call gives, by name."""
-        return dict(zip(_arguments(self.func), self.args, strict=False)) | self.kwargs
-
-
-@functools.cache
-def _arguments(func: Any) -> tuple[str, ...]:
-    return ARGUMENTS.get(func) or tuple(inspect.signature(func).parameters)
 
 
 def eager() -> AbstractContextManager[object]:
@@ -116,13 +79,15 @@ def _stance(stance: str, backend: str | None) -> AbstractContextManager[object]:
     return torch.compiler.set_stance(stance, force_backend=backend)
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
-    """Those that lists, tuples and dicts hold, to any depth."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple | dict):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from tensors(part)
+def backward(
+    outputs: list[Tensor], gradients: list[Tensor], places: list[Any]
+) -> tuple[Tensor | None, ...]:
+    """torch.autograd.grad, which is no call that modes of functions see.
+
+    They would be off while it runs: in it checkpointing runs calls of the module again.
+    """
+    run = torch.autograd.Variable._execution_engine.run_backward
+    return run(tuple(outputs), tuple(gradients), False, False, tuple(places), True, False)
 
 
 def own_means(n: int, given: dict[str, Any]) -> Tensor:
@@ -136,23 +101,6 @@ def own_means(n: int, given: dict[str, Any]) -> Tensor:
     if not target.is_floating_point():
         counted = (target != given.get("ignore_index", -100)).reshape(n, -1)
     return entropies.sum(1) / counted.sum(1)
-
-
-class Watching(TorchFunctionMode, ABC):
-    """Sees the calls of torch's functions."""
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        return self.called(Call(func, args, kwargs or {}))
-
-    @abstractmethod
-    def called(self, call: Call) -> Any:
-        """What the call returns."""
 
 
 class Means(Watching):
@@ -181,14 +129,20 @@ class Means(Watching):
 
 
 class Still(Watching):
-    """Dropout is off, whatever flags say."""
+    """Dropout is off, whatever flags say; what else is drawn is 0."""
 
     def called(self, call: Call) -> Any:
         if call.func in DROPS:
             return call.named()["input"]
+        if call.func in RECURRENT:
+            args = list(call.args)
+            # Packed sequences have their lengths before the weights.
+            args[6 if isinstance(args[2], Tensor) else 5] = 0.0
+            return call.func(*args)
         if call.func is F.scaled_dot_product_attention:
             return call.func(**call.named() | {"dropout_p": 0.0})
-        return call.run()
+        out = call.run()
+        return out.detach().zero_() if call.func in DRAWN else out
 
 
 @dataclass(frozen=True)
@@ -203,6 +157,22 @@ class Claim:
     form: Callable[[Tensor], Form]
 
 
+class Program(NamedTuple):
+    """Operations of a pass of n examples, where n divides no number that does not count them."""
+
+    n: int
+    steps: list[Any]
+
+    def at(self, n: int) -> list[Any]:
+        """Those of a pass of another number of examples."""
+        return [self._scaled(step, n) for step in self.steps]
+
+    def _scaled(self, value: Any, n: int) -> Any:
+        if isinstance(value, tuple):
+            return tuple(self._scaled(part, n) for part in value)
+        return value // self.n * n if type(value) is int and value % self.n == 0 else value
+
+
 Rule = Callable[["Record", Call], Any]
 
 
@@ -212,8 +182,7 @@ class Record(Watching):
     Where they meet in a call with a rule, a leaf stands in for the parameter, so that no path to
     the parameter is left, and the use is claimed. A use without a rule keeps its path, and the
     parameter then has a gradient of its own: none is left out. Python does not read data: bool() of
-    it is always False, other ways raise :class:`Untaken`, as does a number that several examples'
-    numbers were made into, for instance a maximum over the batch.
+    it is always False, other ways raise :class:`Untaken`.
 
     Args:
         parameters: the leaves.
@@ -221,21 +190,29 @@ class Record(Watching):
         rules: by function.
         inside: whether the module's call has the loss in it, whose means are taken for each
             example.
+        track: follows the pass, where that is asked.
     """
 
     def __init__(
-        self, parameters: Mapping[str, Tensor], n: int, rules: Mapping[Any, Rule], inside: bool
+        self,
+        parameters: Mapping[str, Tensor],
+        n: int,
+        rules: Mapping[Any, Rule],
+        inside: bool,
+        track: Track | None = None,
     ) -> None:
         super().__init__()
         self.n = n
         self.rules = rules
         self.inside = inside
+        self.track = track
         self.claims: list[Claim] = []
-        self.program: list[Any] = [n == 1]
+        self.program: list[Any] = []
         self.reduced = False  # whether the loss was seen inside of the module
-        self.asked = False  # whether Python asked for bool() of data
+        self.asked = 0  # how often Python asked for bool() of data
         self.sizes = set[int]()  # of tensors of data
         self.coarsest = 0.0  # precision that numbers of data were computed in
+        self._replayed = False
         self._parameters = {id(p) for p in parameters.values()}
         self._aliases: dict[int, tuple[Tensor, Tensor]] = {}
         self._held: list[tuple[Tensor, int]] = []
@@ -258,7 +235,10 @@ class Record(Watching):
         """Whether dimension 0 has each example's part in order; rows: one row for each."""
         if not self.of_data(x) or x.ndim == 0 or len(x) == 0:
             return False
-        return len(x) == self.n if rows else len(x) % self.n == 0
+        if len(x) != self.n if rows else len(x) % self.n:
+            return False
+        self.own(x)
+        return True
 
     def alias(self, source: Any) -> Any:
         """A leaf in place of a tensor of parameters; anything else as it is."""
@@ -272,26 +252,59 @@ class Record(Watching):
     def keep(self, x: Tensor) -> Tensor:
         """An input that a claim needs later; :meth:`finished` sees whether it was written over."""
         x = x.detach()
+        if self._replayed:
+            return x
         self._held.append((x, x._version))
         return x
+
+    def own(self, x: Tensor) -> None:
+        """Raises Untaken where a part of a gradient is seen to be of several examples."""
+        if self.track is None:
+            return
+        # A rule may run with this mode on.
+        with torch._C.DisableTorchFunction():
+            if not self.track.apart(x):
+                raise Untaken(self.track.where(x))
+
+    def constants(self, *values: Any) -> None:
+        """Raises Untaken where a tensor that all examples share is seen to be of some of them."""
+        if self.track is not None and any(self.track.own(t) is not None for t in values):
+            raise Untaken("what all examples share is made of some of them")
 
     def claim(self, source: Any, out: Tensor, form: Callable[[Tensor], Form]) -> None:
         """Claims the use where ``source`` is of parameters.
 
         out: the output, or the leaf whose own gradient has the rows.
         """
-        if self.of_weights(source) and source.requires_grad and out.requires_grad:
+        used = self.of_weights(source) and source.requires_grad and out.requires_grad
+        if used and not self._replayed:
+            self.constants(source)
             at = out if out.is_leaf else get_gradient_edge(out)
             self.claims.append(Claim(source, at, form))
+            self.program.append(form.__code__)
+
+    def backward(
+        self, outputs: list[Tensor], gradients: list[Tensor], places: list[Any]
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients at these places, None where nothing reaches one.
+
+        What Python does meanwhile is recorded, too: custom functions, hooks, and checkpointing, which
+        runs calls again on the leaves that stood in for parameters.
+        """
+        self._replayed = True
+        with self:
+            return backward(outputs, gradients, places)
 
     def functions(self) -> list[Any]:
         """The program without its numbers, which are others in another precision."""
-        return [call[0] for call in self.program[1:]]
+        return [step[0] for step in self.program if isinstance(step, tuple)]
 
     def finished(self) -> None:
-        """Raises Untaken where a kept input is not what it was."""
-        if any(x._version != version for x, version in self._held):
-            raise Untaken("an input of a layer is written over")
+        """Raises Untaken where a kept input is not what it was, or of several examples."""
+        for x, version in self._held:
+            if x._version != version:
+                raise Untaken("an input of a layer is written over")
+            self.own(x)
 
     def called(self, call: Call) -> Any:
         given = list(tensors(call))
@@ -305,7 +318,9 @@ class Record(Watching):
         if kind is not None:
             if call.func is Tensor.__bool__:
                 # One answer for all batches: control flow is no function of the data.
-                self.asked = True
+                self.asked += 1
+                if self.asked > MOST_ASKED:
+                    raise Untaken("Python asks for bool() of data in a loop")
                 return False
             self._refuse(call)
         # An attribute, as .mT or .shape: what is no other tensor needs no mark.
@@ -314,7 +329,8 @@ class Record(Watching):
             if out is call.args[0] or not isinstance(out, Tensor):
                 return out
         else:
-            self._foreign(call, given, kinds)
+            if not self._replayed:
+                self._foreign(call, given, kinds)
             out = self._sum_of_losses(call)
             if out is not None:
                 kind = TOTAL
@@ -328,7 +344,9 @@ class Record(Watching):
         written = [call.args[0]] if call.func is Tensor.__setitem__ else []
         shapes = [self._made(t, kind, call) for t in [*tensors(out), *written]]
         arguments = self._numbers((call.args, tuple(call.kwargs.items())))
-        self.program.append((call.func, arguments, tuple(shapes)))
+        # What neither takes nor makes a tensor, as torch.device, computes nothing.
+        if given or shapes:
+            self.program.append((call.func, arguments, tuple(shapes)))
         return out
 
     def _sum_of_losses(self, call: Call) -> Tensor | None:
@@ -373,18 +391,13 @@ class Record(Watching):
                 )
 
     def _made(self, t: Tensor, kind: str | None, call: Call) -> Any:
-        """Marks what a call has made; its shape, for the program.
-
-        Raises Untaken where examples' numbers are made into one.
-        """
+        """Marks what a call has made; its shape, for the program."""
         if kind is DATA:
             self.sizes.update(t.shape)
         if kind is DATA and t.is_floating_point():
             self.coarsest = max(self.coarsest, torch.finfo(t.dtype).eps)
-            counts_examples = any(size and size % self.n == 0 for size in t.shape)
-            if self.n > 1 and t.numel() and not counts_examples:
-                reason = Inside if call.func is F.cross_entropy else Untaken
-                raise reason(f"{call.name} makes one number of several examples'")
+            if call.func is F.cross_entropy and not t.ndim and self.n > 1:
+                raise Inside("the loss is in the module's call")
         if kind is not None and (kind is not WEIGHTS or t.requires_grad):
             self._mark(t, kind)
         return self._numbers(tuple(t.shape))
@@ -394,20 +407,19 @@ class Record(Watching):
 
     def _kind(self, t: Any) -> str | None:
         mark = getattr(t, "_torchdp", None)
-        return mark[1] if mark is not None and mark[0] is self._own else None
+        if mark is None:
+            return None
+        if mark[0] is not self._own and mark[1] is DATA:
+            raise Untaken("a tensor of another pass is kept")
+        return mark[1] if mark[0] is self._own else None
 
     def _numbers(self, value: Any) -> Any:
-        """A call's arguments but for the tensors' numbers.
-
-        Whole numbers that n divides are counted in n: the program is one for every n.
-        """
+        """A call's arguments but for the tensors' numbers."""
         if isinstance(value, Tensor):
-            return ("tensor", value._torchdp[2]) if self._kind(value) else "tensor"  # type: ignore[attr-defined]
+            return ("tensor", str(value._torchdp[2])) if self._kind(value) else "tensor"  # type: ignore[attr-defined]
         if isinstance(value, tuple | list):
             return tuple(self._numbers(part) for part in value)
         if isinstance(value, slice):
             return self._numbers(("slice", value.start, value.stop, value.step))
-        if type(value) is int and value and self.n > 1 and value % self.n == 0:
-            return "n", value // self.n
         plain = isinstance(value, int | float | str | type(None) | torch.dtype)
         return (type(value), value) if plain else type(value)

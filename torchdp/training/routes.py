@@ -1,6 +1,6 @@
 """Each example's own gradients, by three routes.
 
-In one pass of the batch, uses of parameters recorded, and each new program checked
+In one pass of the batch, uses of parameters recorded, and each new program followed
 (``by_factors``); on the other two each example alone, as torch runs it (``by_vmap``, ``by_loop``).
 """
 
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from torchdp.training.accepted import MEETS, SYSTEM, Beside, OwnRules, factors, meet, prime
+from torchdp.training.accepted import MEETS, SYSTEM, OwnRules, meet
+from torchdp.training.calls import Untaken
 from torchdp.training.factors import Form, Rows, joined
 from torchdp.training.per_example import (
     DRAWS,
@@ -25,13 +26,15 @@ from torchdp.training.per_example import (
     due,
     flat,
     mapped,
+    masks,
     short,
 )
-from torchdp.training.record import Inside, Record, Refused, Untaken
+from torchdp.training.record import Inside, Program, Record, Refused, backward
 from torchdp.training.rules import RULES
+from torchdp.training.track import MOST, Track, prime
 
-# Examples that a new program is checked by; more where Python asked for bool() of data, since rows
-# may answer otherwise than all batches do.
+# Examples that a program is checked by; more where Python asked for bool() of data, since rows may
+# answer otherwise than all batches do.
 CHECKED = 3
 CHECKED_ASKED = 12
 
@@ -44,33 +47,78 @@ LEAST_TOLERANCE = 1e-9
 def by_factors(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
     """All examples at once.
 
-    What a new program of operations finds is checked against examples alone before its use. And
-    again at its 16th, 32nd, 64th use and so on: parameters that were 0 at first may hide what they
-    multiply.
+    A new program of operations is followed once, which shows that examples are apart in it. What it
+    finds is checked against examples alone: that it is the gradient, and depends neither on places
+    nor on the number of examples.
     """
     gradients, record = recorded(passes, x, y)
-    program = hash(tuple(record.program))
-    uses = passes.known.programs
-    times = uses.get(program, 0)
-    if not due(times):
-        uses[program] = times + 1
+    known = passes.known
+    program = record.n, hash(tuple(record.program))
+    if program in known.programs:
+        if known.calls and due(known.calls):
+            _checked(passes, x, y, gradients, record)
         return gradients
-    if passes.known.calls and record.n > 1:
+    if known.calls and record.n > 1:
         mixed = meet(passes, x, record.n)
         if mixed is not None and mixed.any():
             raise ValueError(MEETS)
-    # A program that no example has vouched for is checked again at its next use.
-    if _checked(passes, x, y, gradients, record):
-        uses[program] = times + 1
+    if not any(template.at(record.n) == record.program for template in known.templates):
+        template = _followed(passes, x, y, record)
+        # A program that no example has vouched for is new at its next use.
+        if not _checked(passes, x, y, gradients, record):
+            return gradients
+        if template is not None:
+            known.templates.append(template)
+    known.programs.add(program)
     return gradients
+
+
+def _followed(passes: Passes, x: Inputs, y: Tensor, record: Record) -> Program | None:
+    """Sees that all that gradients are made of is each example's own. Raises Untaken.
+
+    In a pass of so many examples, the batch's over again, that their number divides no size that
+    the batch's pass has made: what the number divides counts examples then, and the program, which
+    is returned, is that of any number. Else in one of as many as the batch's, for which alone it
+    stands.
+    """
+    n = record.n
+    if n == 1:
+        return None
+    own = prime(n, record.sizes)
+    try:
+        program = _program(passes, x, y, own)
+        if program.at(n) == record.program:
+            return program
+    except Untaken as error:
+        if own == n:
+            raise
+        reason = str(error)
+    else:
+        reason = f"of {own} examples it is another program"
+    if n > MOST:
+        raise Untaken(f"{reason}, and {n} are too many to be followed")
+    if _program(passes, x, y, n).steps != record.program:
+        raise Untaken("it is another program each time")
+    return None
+
+
+def _program(passes: Passes, x: Inputs, y: Tensor, count: int) -> Program:
+    """That of a pass of so many of the examples, over again, which is followed. Raises Untaken."""
+    places = torch.arange(count, device=y.device) % len(y)
+    track = Track(count)
+
+    def rows(value: Tensor) -> Tensor:
+        return track.rows(value[places])
+
+    with masks(None, y.device), track.following():
+        _, record = recorded(passes, mapped(rows, x), rows(y), track)
+    return Program(count, record.program)
 
 
 def _checked(passes: Passes, x: Inputs, y: Tensor, gradients: Gradients, record: Record) -> bool:
     """Whether some examples' gradients are those of the examples alone.
 
-    False where no example has a gradient. Numbers of half precision are too coarse for that: the
-    same program is run in float32; and without dropout, which is of each number by itself. Raises
-    Untaken where they differ.
+    False where no example has a gradient. Raises Untaken where they differ.
     """
     if not gradients.forms:
         return False
@@ -79,26 +127,17 @@ def _checked(passes: Passes, x: Inputs, y: Tensor, gradients: Gradients, record:
     places = (norms.isfinite() & (norms > 0)).nonzero()[:, 0].tolist()
     if not places:
         return False
-    alone = passes
-    program = record.functions()
-    if passes.seeded or passes.halves(x):
-        alone, x, y = passes.widened(x, y)
-        with passes.plainly():
-            gradients, record = recorded(alone, x, y)
+    if passes.seeded:
+        program = record.functions()
+        with passes.still():
+            gradients, record = recorded(passes, x, y)
         if record.functions() != program:
-            raise Untaken("in float32, or without dropout, it is another program")
-    if record.coarsest > torch.finfo(torch.float32).eps:
-        raise Untaken("it computes in half precision, which is too coarse to be checked")
-    tolerance = max(LEAST_TOLERANCE, TOLERANCE * record.coarsest)
+            raise Untaken("without draws it is another program")
+    # The square root of a square root: what half precision leaves of a deep module's gradient.
+    tolerance = max(LEAST_TOLERANCE, min(TOLERANCE * record.coarsest, record.coarsest**0.25))
     some = CHECKED_ASKED if record.asked else CHECKED
-    rows = SYSTEM.sample(places, min(some, len(places)))
-    wanted = {i: _one_alone(alone, x, y, i) for i in rows}
-    for i in rows:
-        _hold(gradients, i, wanted[i], tolerance)
-    if record.n > 1:
-        beside, others = _foreign(alone, x, y, rows[: min(CHECKED, record.n - 1)], record)
-        for place in beside.kept:
-            _hold(others, place, wanted[beside.sources[place]], tolerance)
+    for i in SYSTEM.sample(places, min(some, len(places))):
+        _hold(gradients, i, _one_alone(passes, x, y, i), tolerance)
     return True
 
 
@@ -106,40 +145,14 @@ def _one_alone(passes: Passes, x: Inputs, y: Tensor, i: int) -> dict[str, Tensor
     """The gradient of one example by plain autograd, in each parameter (1, size)."""
     cudnn = torch.backends.cudnn
     # Convolutions of a GPU without short products.
-    with passes.plainly(), cudnn.flags(enabled=cudnn.enabled, allow_tf32=False):
+    with passes.still(), cudnn.flags(enabled=cudnn.enabled, allow_tf32=False):
         total, _ = passes.plain(*cut(x, y, slice(i, i + 1)))
-        leaves = list(passes.leaves.values())
-        gradients = torch.autograd.grad(total.sum(), leaves, materialize_grads=True)
-    return {name: flat(g[None]) for name, g in zip(passes.leaves, gradients, strict=True)}
-
-
-def _foreign(
-    passes: Passes, x: Inputs, y: Tensor, rows: list[int], record: Record
-) -> tuple[Beside, Gradients]:
-    """What a pass finds of a few examples beside foreign ones.
-
-    Their number divides no size that the pass has made: a result of which one dimension is no
-    multiple of it has lost the batch's, where an accident of sizes hides it else. Raises Untaken
-    where it is another program.
-    """
-    reason = Untaken("beside other examples it is another program")
-    # A loop over examples has another program for each number.
-    for n in (prime(record.n, record.sizes), record.n):
-        for factor in factors(y.device):
-            beside = Beside.drawn(rows, n)
-            try:
-                with passes.plainly():
-                    batch = beside.batch(x, factor)
-                    gradients, again = recorded(passes, batch, y[beside.sources])
-            except Untaken as error:
-                reason = error
-                continue
-            if again.functions() == record.functions():
-                return beside, gradients
-            break
-        else:
-            raise reason
-    raise reason
+        total = total.sum()
+        found = backward([total], [torch.ones_like(total)], list(passes.leaves.values()))
+    gradients = {}
+    for (name, p), g in zip(passes.leaves.items(), found, strict=True):
+        gradients[name] = flat((torch.zeros_like(p) if g is None else g)[None])
+    return gradients
 
 
 def _hold(gradients: Gradients, place: int, wanted: dict[str, Tensor], tolerance: float) -> None:
@@ -157,11 +170,16 @@ def _hold(gradients: Gradients, place: int, wanted: dict[str, Tensor], tolerance
             )
 
 
-def recorded(passes: Passes, x: Inputs, y: Tensor) -> tuple[Gradients, Record]:
-    """What a pass of the batch finds, unchecked, and its record. Raises Untaken."""
+def recorded(
+    passes: Passes, x: Inputs, y: Tensor, track: Track | None = None
+) -> tuple[Gradients, Record]:
+    """What a pass of the batch finds, unchecked, and its record; track: as of :class:`Record`.
+
+    Raises Untaken.
+    """
     known = passes.known
     # Where the loss is inside of the module is seen by its failing, once for these shapes.
-    record = Record(passes.leaves, len(y), RULES, known.inside)
+    record = Record(passes.leaves, len(y), RULES, known.inside, track)
     try:
         with passes.unset():
             return _pass(passes, record, x, y), record
@@ -169,7 +187,7 @@ def recorded(passes: Passes, x: Inputs, y: Tensor) -> tuple[Gradients, Record]:
         if known.inside:
             raise
         known.inside = True
-        return recorded(passes, x, y)
+        return recorded(passes, x, y, track)
     except (Refused, torch.OutOfMemoryError):
         raise
     except Exception as error:  # of whatever kind: the next route shows if it is the module's own
@@ -215,7 +233,10 @@ def _losses(passes: Passes, record: Record, total: Tensor, output: Output, y: Te
         if losses is not None:
             return _Losses(losses, [losses], [torch.ones_like(losses)], {})
     losses, down, rows = _losses_by_vmap(passes, output, y)
-    mixes = passes.mixes(losses, tensors, output, y) if n > 1 else None
+    for g in rows.values():
+        record.own(g)
+    compares = n > 1 and record.track is None
+    mixes = passes.mixes(losses, tensors, output, y) if compares else None
     return _Losses(losses, live, down, rows, mixes)
 
 
@@ -238,7 +259,7 @@ def _losses_by_vmap(
     known = passes.known
     # The first example shows which parameters the loss holds; vmap sees no other ones.
     if known.reached is None:
-        total, _ = loss(passes.own, [t[0] for t in outs], [t[0] for t in others], y[0])
+        total, _ = loss({}, [t[0] for t in outs], [t[0] for t in others], y[0])
         known.reached = passes.captured(total)
     own = {name: passes.leaves[name].detach() for name in known.reached}
     gradient = grad(loss, argnums=(0, 1), has_aux=True)
@@ -274,7 +295,7 @@ def _forms(passes: Passes, record: Record, losses: _Losses) -> dict[str, Form]:
     claims = record.claims
     # One backward pass: in what stands in for parameters, and in the parameters themselves.
     places = [*(claim.at for claim in claims), *leaves.values()]
-    gradients = torch.autograd.grad(losses.live, places, losses.down, allow_unused=True)
+    gradients = record.backward(losses.live, losses.down, places)
     for name, g in zip(leaves, gradients[len(claims) :], strict=True):
         if g is not None:
             raise Untaken(f"{name} is used in a way that has no rule")
@@ -283,8 +304,12 @@ def _forms(passes: Passes, record: Record, losses: _Losses) -> dict[str, Form]:
     sources: dict[int, Tensor] = {}
     uses: dict[int, list[Form]] = {}
     size = 0
+    # Of hooks, too, which run in the backward pass.
+    record.finished()
     for claim, g in zip(claims, gradients, strict=False):
         if g is not None:
+            record.own(g)
+            record.constants(claim.source)
             key = id(claim.source)
             sources[key] = claim.source
             uses.setdefault(key, []).append(claim.form(g))
@@ -359,8 +384,6 @@ def by_loop(passes: Passes, x: Inputs, y: Tensor) -> Iterator[Gradients]:
     for i in range(len(y)):
         total, returned = passes.plain(*cut(x, y, slice(i, i + 1)))
         total = total.sum()
-        if i == 0:
-            passes.captured(total)  # raises for parameters of another module
         forms: dict[str, Form] = {}
         if total.requires_grad:
             gradients = torch.autograd.grad(total, own, allow_unused=True)

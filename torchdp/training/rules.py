@@ -7,6 +7,7 @@ Notation: n examples of T rows each; g the gradient in a call's output.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,11 +15,12 @@ from torch import Tensor
 from torch.func import vjp, vmap
 from torch.nn import functional as F
 
+from torchdp.training.calls import Call, Untaken, tensors
 from torchdp.training.factors import Form, Products, Rows, Words
-from torchdp.training.record import Call, Record, Rule, Untaken, tensors
+from torchdp.training.record import Record, Rule
 
 # Whose channels are dimension 1, and of the others the last ones.
-CHANNELS = (F.group_norm, F.batch_norm)
+CHANNELS = (F.group_norm, F.batch_norm, F.instance_norm)
 NORMS = (F.layer_norm, F.rms_norm, *CHANNELS)
 
 
@@ -72,9 +74,13 @@ def addmm(r: Record, call: Call) -> Any:
 
 
 def matmul(r: Record, call: Call) -> Any:
-    if call.kwargs or not r.of_weights(call.args[1]):
+    if call.kwargs:
         return None
     x, W = call.args
+    if x.ndim > 1 and W.ndim > 1 and (r.of_weights(x) or W.ndim > 2):
+        return broadcast(r, call)
+    if not r.of_weights(W):
+        return None
     return product(r, x, W, None, True, lambda x, W, b: call.func(x, W))
 
 
@@ -103,6 +109,20 @@ def embedding(r: Record, call: Call) -> Any:
     return out
 
 
+def bag(r: Record, call: Call) -> Any:
+    """A sum or mean of as many rows of a table for each example."""
+    given = call.named()
+    special = ("max_norm", "scale_grad_by_freq", "sparse", "per_sample_weights", "padding_idx")
+    mode = given.get("mode", "mean")
+    if given["input"].ndim != 2 or mode == "max" or any(given.get(k) for k in special):
+        return None
+    if given.get("padding_idx") == 0:
+        return None
+    with r:  # what follows is recorded
+        rows = F.embedding(given["input"], given["weight"])
+        return rows.sum(1) if mode == "sum" else rows.mean(1)
+
+
 def norm(r: Record, call: Call) -> Any:
     given = call.named()
     x = given["input"]
@@ -114,6 +134,8 @@ def norm(r: Record, call: Call) -> Any:
         return None
     affine = {name: r.alias(given.pop(name)) for name in ("weight", "bias") if name in given}
     out = call.func(**given | affine)
+    given["input"] = None
+    r.constants(*given.values())  # statistics among them
     given["input"] = r.keep(x)
 
     def added(g: Tensor, source: Any) -> Form:
@@ -186,13 +208,15 @@ def by_rows(r: Record, call: Call) -> Any:
     args = call.args
     # The data among the arguments; the others are the same for all examples.
     places = [i for i, t in enumerate(args) if r.of_data(t)]
-    if call.kwargs or any(not r.fits(args[i], rows=True) for i in places):
+    options = call.kwargs
+    if list(tensors(options)) or any(not r.fits(args[i], rows=True) for i in places):
         return None
-    out = call.func(*map(r.alias, args))
+    out = call.func(*map(r.alias, args), **options)
     if not isinstance(out, Tensor) or not out.ndim or len(out) != r.n:
         raise Untaken(f"{call.name} returns no row for each example")
     kept = tuple(r.keep(args[i]) for i in places)
     constants = [t.detach() if isinstance(t, Tensor) else t for t in args]
+    r.constants(*(t for t in args if not r.of_data(t)))
     for j, t in enumerate(args):
         if r.of_weights(t):
 
@@ -201,20 +225,21 @@ def by_rows(r: Record, call: Call) -> Any:
                 full[j] = w
                 for i, row in zip(places, x, strict=True):
                     full[i] = row
-                return call.func(*full)
+                return call.func(*full, **options)
 
             r.claim(t, out, by_example(r.n, t, kept, f))
     return out
 
 
-def spread(r: Record, z: Tensor, ndim: int) -> Tensor | None:
-    """A leaf with a row for each example in place of ``z``, which is the same for all."""
-    leaf = z.detach().reshape((1,) * (ndim - z.ndim) + tuple(z.shape))
-    if z.ndim > ndim or (ndim and len(leaf) != 1):
+def spread(r: Record, z: Tensor, x: Tensor) -> Tensor | None:
+    """A leaf with as many rows as ``x``, n T, in place of ``z``, which is the same for all."""
+    n = r.n
+    leaf = z.detach().reshape((1,) * (x.ndim - z.ndim) + tuple(z.shape))
+    if z.ndim > x.ndim or len(leaf) != 1:
         return None
-    # The parameter's own gradient adds up all examples; that of row i is example i's.
-    leaf = leaf.expand(r.n, *leaf.shape[1:]).requires_grad_()
-    r.claim(z, leaf, lambda g: Rows(rows_of(g, r.n)))
+    # The parameter's own gradient adds up all examples; those of T rows are example i's.
+    leaf = leaf.expand(len(x), *leaf.shape[1:]).requires_grad_()
+    r.claim(z, leaf, lambda g: Rows(rows_of(g, n).reshape(n, -1, z.numel()).sum(1)))
     return leaf
 
 
@@ -238,11 +263,11 @@ def broadcast(r: Record, call: Call) -> Any:
     weights_first = r.of_weights(first)
     z, x = (first, second) if weights_first else (second, first)
     written = weights_first and call.name in IN_PLACE
-    if not r.of_weights(z) or not r.fits(x, rows=True) or written:
+    if not r.of_weights(z) or not r.fits(x) or written:
         return None
-    leaf = spread(r, z, x.ndim)
+    leaf = spread(r, z, x)
     # A parameter with n rows beside n examples: row i is example i's.
-    if leaf is None and z.ndim == x.ndim and len(z) == r.n > 1:
+    if leaf is None and z.ndim == x.ndim and len(z) == len(x) == r.n > 1:
         leaf = diagonal(r, z)
     if leaf is None:
         return None
@@ -263,10 +288,11 @@ def where(r: Record, call: Call) -> Any:
     """A choice between data and parameters, as T5 masks its relative positions."""
     if call.kwargs or len(call.args) != 3:
         return None
-    ndim = max(t.ndim for t in tensors(call.args))
-    if any(r.of_data(t) and (t.ndim != ndim or len(t) != r.n) for t in tensors(call.args)):
+    widest = max(tensors(call.args), key=lambda t: (t.ndim, r.of_data(t)))
+    data = [t for t in tensors(call.args) if r.of_data(t)]
+    if any(t.ndim != widest.ndim or not r.fits(t, rows=True) for t in data):
         return None
-    leaves = [spread(r, t, ndim) if r.of_weights(t) else t for t in call.args]
+    leaves = [spread(r, t, widest) if r.of_weights(t) else t for t in call.args]
     return None if any(t is None for t in leaves) else call.func(*leaves)
 
 
@@ -275,9 +301,9 @@ def attention(r: Record, call: Call) -> Any:
     given = call.named()
     mask = given.get("attn_mask")
     sides = [given[name] for name in ("query", "key", "value")]
-    if mask is None or not r.of_weights(mask) or not all(r.fits(side, rows=True) for side in sides):
+    if mask is None or not r.of_weights(mask) or not all(map(r.fits, sides)):
         return None
-    leaf = spread(r, mask, given["query"].ndim)
+    leaf = spread(r, mask, given["query"])
     return None if leaf is None else call.func(**given | {"attn_mask": leaf})
 
 
@@ -325,6 +351,63 @@ def heads(r: Record, call: Call) -> Any:
         return out.transpose(0, 1), weights
 
 
+def recurrent(r: Record, call: Call) -> Any:
+    """torch's recurrent layers, step by step, of calls that have rules."""
+    x, states, weights, biased, layers, dropout, training, both, first = call.args
+    if isinstance(weights, Tensor):  # packed sequences
+        return None
+    states = states if call.func is torch._VF.lstm else (states,)
+    cell = CELLS[call.func]
+    with r:  # what follows is recorded
+        x = x if first else x.transpose(0, 1)
+        if not r.fits(x, rows=True) or any(r.of_weights(state) for state in states):
+            return None
+        uses = iter(weights)
+        ends: list[list[Tensor]] = []
+        for layer in range(layers):
+            sides = []
+            for backwards in range(1 + both):
+                W, U = next(uses), next(uses)
+                b, c = (next(uses), next(uses)) if biased else (None, None)
+                # A state that is no data is the same for all examples, as zeros are.
+                start = [r.data(state[len(ends)]) for state in states]
+                inputs = F.linear(x, W, b).unbind(1)
+                outputs = []
+                h = start
+                for gates in reversed(inputs) if backwards else inputs:
+                    h = cell(gates, F.linear(h[0], U, c), h)
+                    outputs.append(h[0])
+                ends.append(h)
+                sides.append(torch.stack(outputs[::-1] if backwards else outputs, 1))
+            x = torch.cat(sides, 2) if both else sides[0]
+            if dropout and training and layer < layers - 1:
+                x = F.dropout(x, dropout)
+        last = [torch.stack(state) for state in zip(*ends, strict=True)]
+        return (x if first else x.transpose(0, 1), *last)
+
+
+def _lstm(inputs: Tensor, own: Tensor, state: list[Tensor]) -> list[Tensor]:
+    """The next state of gates i, f, g, o."""
+    i, f, g, o = (inputs + own).chunk(4, 1)
+    cell = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+    return [o.sigmoid() * cell.tanh(), cell]
+
+
+def _gru(inputs: Tensor, own: Tensor, state: list[Tensor]) -> list[Tensor]:
+    """The next state of gates r, z, n."""
+    size = 2 * state[0].shape[1]
+    r, z = (inputs[:, :size] + own[:, :size]).sigmoid().chunk(2, 1)
+    n = (inputs[:, size:] + r * own[:, size:]).tanh()
+    return [n + z * (state[0] - n)]
+
+
+CELLS: dict[Any, Callable[[Tensor, Tensor, list[Tensor]], list[Tensor]]] = {
+    torch._VF.lstm: _lstm,
+    torch._VF.gru: _gru,
+    torch._VF.rnn_tanh: lambda inputs, own, state: [(inputs + own).tanh()],
+    torch._VF.rnn_relu: lambda inputs, own, state: [(inputs + own).relu()],
+}
+
 # By which parameters meet data element by element.
 IN_PLACE = "__iadd__ __isub__ __imul__ __itruediv__ add_ sub_ mul_ div_".split()
 OPERATORS = (
@@ -337,6 +420,7 @@ RULES: dict[Any, Rule] = {
     Tensor.matmul: matmul,
     Tensor.__matmul__: matmul,
     F.embedding: embedding,
+    F.embedding_bag: bag,
     F.scaled_dot_product_attention: attention,
     F.multi_head_attention_forward: heads,
     F.conv1d: convolution,
@@ -357,4 +441,5 @@ RULES: dict[Any, Rule] = {
     torch.div: broadcast,
 }
 RULES |= dict.fromkeys(NORMS, norm)
+RULES |= dict.fromkeys(CELLS, recurrent)
 RULES |= {getattr(Tensor, name): broadcast for name in OPERATORS + IN_PLACE}

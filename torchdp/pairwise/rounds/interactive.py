@@ -191,7 +191,7 @@ class PairsInRounds(InteractiveProtocol[Tensor]):
     def predicted_mse(self, summary: Tensor) -> Tensor:
         return self.analyst.predicted_mse(summary)
 
-    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
+    def worst_unchecked(self, n: Users, objective: Objective) -> Tensor:
         return self.analyst.worst_mse(n, objective)
 
 

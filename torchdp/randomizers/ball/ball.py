@@ -284,15 +284,14 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
         squares = weighted_sum(counts, summary.rows.double().square()) / n
         return (self.moments.variance + self.moments.outer * squares) / n
 
-    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
+    def worst_unchecked(self, n: Users, objective: Objective) -> Tensor:
         """At x = 0 if outer < 0, which is less noise along x than across; else on the sphere.
 
         Of the points of the sphere one on an axis is the worst for ``WORST``.
         """
-        worst = checks.instance("objective", objective, Objective) is Objective.WORST
-        square = self.radius**2 / (1 if worst else self.dim)
+        square = self.radius**2 / (1 if objective is Objective.WORST else self.dim)
         mse = self.moments.variance + max(self.moments.outer, 0.0) * square
-        return torch.as_tensor(mse / broadcast_users(checks.people("n", n, 1)), dtype=torch.float64)
+        return torch.as_tensor(mse / broadcast_users(n), dtype=torch.float64)
 
     def encode(self, messages: Tensor) -> bytes:
         return wire.pack_vectors(messages, self.bits_per_user // 64)
