@@ -8,30 +8,32 @@ runs. No verdict is written down: each is computed here, from the tables, by the
 import argparse
 import csv
 import json
-import math
 import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from torchdp.simulate.report import Rows, read_table, write_table
+from torchdp.simulate.report import read_table, write_table
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "experiments/papers"))
-from papers_base import LEGEND, Finding, Paper, Part, load  # noqa: E402
+import papers_page  # noqa: E402
+from papers_base import Figure, Finding, Paper, Part, database, load  # noqa: E402
+from papers_page import line, titles  # noqa: E402
 
 PAGE = ROOT / "docs/papers.md"
 WHERE = ROOT / "docs/papers.csv"
 RESULTS = ROOT / "docs/results.csv"
 RUNS = ROOT / "experiments/papers/laptop"
+MARK = "finished.json"  # of a script that ran to its end
 NAMES = ("pairwise", "factorization", "gaussian", "sketching", "densities")
 HEAD = """# The five papers, result by result
 
-For each paper two tables. The first has a row for every claim that a program can look at: the
-paper's number or limit, ours with its standard error, and the verdict. The second has a row for
+For each paper two tables. The first has a row for every claim that a program can look at: what is
+right, our figure with its standard error, and the verdict. The second has a row for
 every figure, table, theorem and algorithm: its code, its test, and what the first table says of it.
 What differs from the paper is in [corrections](corrections.md), each with its quotation.
 [results.csv](results.csv) has a row for every numbered result, with its own verdict or "not looked at":
@@ -39,24 +41,24 @@ What differs from the paper is in [corrections](corrections.md), each with its q
 {results}
 
 `python3 run.py paper NAME` (`pairwise`, `factorization`, `gaussian`, `sketching`, `densities`) runs
-every script that belongs to a paper and writes the first table, `results/papers/NAME/claims.csv`,
-beside the scripts' own tables and figures; `--scale smoke`, `laptop` (the default) or `full`;
+every script that belongs to a paper and writes the first table with its figures, `results/papers/NAME/page.md` and
+`claims.csv`, beside the scripts' own tables; `--scale smoke`, `laptop` (the default) or `full`;
 `--device` as everywhere; `--data FOLDER` names real data that are not in the repository (each
 script says which). Killed, it resumes where it stopped. This page is made from the tables of such
 runs at `laptop`, which are in `experiments/papers/laptop/`, by `python docs/papers.py`. No verdict
-is typed: the functions in `experiments/papers/` compute them.
+is typed: NAME.toml in `experiments/papers/` has a query for each claim, which computes it.
 
 {legend}
 
-The column *paper* has a number that the paper prints, the limit of an inequality, or the error of the paper's method as
-it is run here; a limit is the paper's or, where the claim is a promise of this package, ours. Two numbers of ours, or a
-setting that the paper does not have, are *compared*: that is no verdict on the paper. *Kind* of a theorem that is
-corrected is that of [the checker](theorems.md).
-
-*Granted* is relative to the paper's number, and at least 4 standard errors are granted always.
-Constants that a claim grants where the paper's O() names none are in its row. *Measured as* names
-the error and the range in which it was looked at; of the theorem checker's rows, whose number is
-the largest ratio of an inequality's two sides, [the checker](theorems.md) has the instance.
+A claim is *of* the paper, or of this package (*ours*): only of the first can a failure be the paper's, and then only
+where the corrections explain it. *Right* is the figure that ours should be, a limit, or the error of a baseline.
+*Granted* is how far ours may be from it: what the claim grants (a thousandth, where it says nothing else)
+and 4 standard errors, 3 against a baseline. *With the mistake* is what the figure would be if that mistake were made. A
+claim is accepted only where ours lies within what is granted and the mistake outside of it; else the verdict is "too
+noisy to tell", or "too loose to tell" where no standard error is to blame but the limit itself, such as a constant that
+stands for the paper's O(). A baseline may be one that needs more trust, such as a curator: a loss to it is printed as
+a loss.
+*Measured as* names the figure, its range, and the instance that is nearest to failing.
 """
 REAL = """## On real data
 
@@ -119,8 +121,10 @@ def between(first: str, last: str) -> list[str]:
 def judged(paper: Paper, runs: Path = RUNS) -> Iterator[tuple[str, Finding]]:
     """Each finding, and its script where one is run."""
     for part in paper.parts:
-        ran = part.at(runs / paper.name).is_dir()
-        for finding in part.findings(runs / paper.name) if ran else (part.lacking("not run"),):
+        findings: Sequence[Finding] = (part.lacking("not run"),)
+        if part.at(runs / paper.name).is_dir():
+            findings = part.judge(database(part.tables(runs / paper.name)))
+        for finding in findings:
             yield f"experiments/{part.script}", finding
     for finding in paper.rest:
         yield "", finding
@@ -134,75 +138,40 @@ def about(row: str, result: str) -> bool:
 def verdicts(row: Mapping[str, str], findings: list[Finding]) -> str:
     """What the findings of the results that a row names come to."""
     found = Counter(each.verdict for each in findings if about(row["result"], each.result))
+    if not found and row["test"]:
+        return "by its test"
     if not found:
-        return (
-            "by its test"
-            if row["test"]
-            else "not looked at"
-            if row["code"]
-            else "a step of a proof"
-        )
+        return "not looked at" if row["code"] else "a step of a proof"
     return ", ".join(f"{found[verdict]} {verdict}" for verdict in sorted(found))
 
 
-def line(*cells: str) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("*", "\\*") for cell in cells) + " |"
-
-
-def titles(names: str) -> str:
-    return line(*names.split(", ")) + "\n|" + "---|" * (names.count(",") + 1)
-
-
-def claim(script: str, found: Finding) -> str:
-    paper, ours, error = (shown(value) for value in (found.paper, found.ours, found.error))
-    granted = "" if found.granted is None else f"{100 * found.granted:g} %"
-    said = (
-        found.result,
-        found.claim,
-        found.measure,
-        paper,
-        f"{ours} +- {error}" if error else ours,
-        granted,
-    )
-    return line(*said, found.verdict, f"`{script}`" if script else "none")
-
-
-def shown(value: float | None) -> str:
-    return "" if value is None or math.isnan(value) else f"{value:.4g}"
-
-
 def section(paper: Paper, runs: Path = RUNS) -> Iterator[str]:
+    """The claims, the map of the results, and the figures."""
     found = list(judged(paper, runs))
-    counts = Counter(finding.verdict for _, finding in found)
     made = read_table(runs / paper.name / "made.csv")
-    minutes, devices = (
-        sum(row["seconds"] for row in made) / 60,
-        sorted({row["device"] for row in made}),
-    )
-    said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in sorted(counts))
-    yield f"{len(found)} claims: {said}. {len(made)} of {len(paper.parts)} runs of scripts are in it, which took"
-    yield f"{minutes:.1f} CPU-minutes ({', '.join(devices)}).\n"
-    yield titles("result, claim, measured as, paper, ours, granted, verdict, script")
-    yield from (claim(*each) for each in found)
-    yield "\n" + titles("result, code, test, script, verdicts")
+    minutes = sum(row["seconds"] for row in made) / 60
+    devices = ", ".join(sorted({row["device"] for row in made}))
+    yield from papers_page.section(paper, found, "")
+    yield f"{len(made)} of {len(paper.parts)} runs of scripts are in it, which took"
+    yield f"{minutes:.1f} CPU-minutes ({devices}).\n"
+    yield titles("result, code, test, script, verdicts")
     with open(WHERE, newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if row["paper"] == paper.name:
-                files = (
-                    ", ".join(f"`{one}`" for one in row[key].split(", ") if one)
-                    for key in ("test", "script")
-                )
-                yield line(
-                    row["result"],
-                    row["code"],
-                    *files,
-                    verdicts(row, [finding for _, finding in found]),
-                )
+                files = [quoted(row["test"]), quoted(row["script"])]
+                said = verdicts(row, [finding for _, finding in found])
+                yield line(row["result"], row["code"], *files, said)
     yield ""
-    for part in paper.parts:
-        for name, caption in part.figures.items():
-            if (path := picture(paper, name)).exists():
-                yield f"![{caption}]({path.relative_to(PAGE.parent).as_posix()})\n\n*{caption}*\n"
+
+    def place(_: Part, figure: Figure) -> str:
+        path = picture(paper, figure.file)
+        return path.relative_to(PAGE.parent).as_posix() if path.exists() else ""
+
+    yield from papers_page.figures(paper, place)
+
+
+def quoted(names: str) -> str:
+    return ", ".join(f"`{one}`" for one in names.split(", ") if one)
 
 
 def picture(paper: Paper, name: str) -> Path:
@@ -211,44 +180,41 @@ def picture(paper: Paper, name: str) -> Path:
 
 def tables_of_uci(runs: Path = RUNS) -> Iterator[str]:
     """phi and psi of each route."""
-    phi, psi = (
-        read_table(runs / f"sketching/regression/uci/{name}.csv") for name in ("phi", "psi")
-    )
+    folder = runs / "sketching/regression/uci"
     yield titles("table, n, d, phi(0), sketch, Gram, AdaSSP, psi: sketch, Gram, MOD-SULQ")
-    for one, other in zip(phi, psi, strict=True):
-        cells = [with_error(one, name) for name in ("0", "sketch", "Gram", "AdaSSP")]
-        cells += [with_error(other, name) for name in ("sketch", "Gram", "MOD-SULQ")]
-        yield line(one["table"], f"{one['n']:,}", str(one["d"]), *cells)
+    for phi, psi in zip(
+        read_table(folder / "phi.csv"), read_table(folder / "psi.csv"), strict=True
+    ):
+        cells = [with_error(phi, name) for name in ("0", "sketch", "Gram", "AdaSSP")]
+        cells += [with_error(psi, name) for name in ("sketch", "Gram", "MOD-SULQ")]
+        yield line(phi["table"], f"{phi['n']:,}", str(phi["d"]), *cells)
 
 
-def with_error(row: Mapping[str, float | None], name: str) -> str:
-    value, error = row[name], row.get(f"{name} error")
-    return f"{value:.4g} +- {error:.1g}" if error else f"{value:.4g}"
+def with_error(row: Mapping[str, float], name: str) -> str:
+    error = row.get(f"{name} error")
+    return f"{row[name]:.4g}" + (f" +- {error:.1g}" if error else "")
 
 
 def accuracies(runs: Path = RUNS) -> Iterator[str]:
     """Per cent on rows of AG News, a line for each kernel and protocol."""
     rows = read_table(runs / "densities/density/agnews/agnews_rows.csv")
+    cells: dict[tuple[str, str], list[str]] = {}
+    for row in sorted(rows, key=lambda row: row["epsilon"]):
+        said = f"{100 * row['accuracy']:.1f} +- {100 * row['standard_error']:.1f}"
+        cells.setdefault((row["kernel"], row["protocol"]), []).append(said)
     epsilons = sorted({row["epsilon"] for row in rows})
     yield titles("kernel, protocol, " + ", ".join(f"epsilon = {epsilon:g}" for epsilon in epsilons))
-    for kernel, protocol in dict.fromkeys((row["kernel"], row["protocol"]) for row in rows):
-        few = {
-            row["epsilon"]: row
-            for row in rows
-            if (row["kernel"], row["protocol"]) == (kernel, protocol)
-        }
-        found = [
-            (100 * few[each]["accuracy"], 100 * few[each]["standard_error"]) for each in epsilons
-        ]
-        yield line(kernel, protocol, *(f"{mean:.1f} +- {error:.1f}" for mean, error in found))
+    for named, few in cells.items():
+        yield line(*named, *few)
 
 
 def page() -> str:
-    parts = (text for name in NAMES for text in section(load(ROOT / "experiments/papers", name)))
-    uci, agnews = "\n".join(tables_of_uci()), "\n".join(accuracies())
-    legend = "\n".join([titles("verdict, meaning"), *(line(*pair) for pair in LEGEND.items())])
-    head = HEAD.format(legend=legend, results="\n".join(results()))
-    return "\n".join([head, *parts, REAL.format(uci=uci, agnews=agnews), TAIL])
+    lines = [HEAD.format(legend=papers_page.legend(), results="\n".join(results()))]
+    for name in NAMES:
+        lines += section(load(ROOT / "experiments/papers", name))
+    uci = "\n".join(tables_of_uci())
+    agnews = "\n".join(accuracies())
+    return "\n".join([*lines, REAL.format(uci=uci, agnews=agnews), TAIL])
 
 
 def results() -> Iterator[str]:
@@ -261,55 +227,36 @@ def results() -> Iterator[str]:
         yield line(name, *(str(counts[name, verdict]) for verdict in verdicts))
 
 
-class Read(Mapping[str, Rows]):
-    """The tables of a folder, and which of them were read."""
-
-    def __init__(self, folder: Path) -> None:
-        self.paths, self.read = (
-            {path.stem: path for path in sorted(folder.glob("*.csv"))},
-            set[str](),
-        )
-
-    def __getitem__(self, name: str) -> Rows:
-        self.read.add(name)
-        return read_table(self.paths[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.paths)
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-
 def store(results: Path) -> None:
     """Copies what the judges read of finished runs in ``results``/NAME, and what each script
     took.
     """
-    whole = [name for name in NAMES if any((results / name).glob("**/finished.json"))]
-    for paper in (load(ROOT / "experiments/papers", name) for name in whole):
-        shutil.rmtree(RUNS / paper.name, ignore_errors=True)
-        made = [
-            row
-            for part in paper.parts
-            if (row := copied(part, results / paper.name, RUNS / paper.name))
-        ]
-        for part in paper.parts:
-            for name in part.figures:
-                shrunk(part.at(results / paper.name) / name, picture(paper, name))
-        write_table(RUNS / paper.name / "made.csv", list(made[0]), made)
+    for name in NAMES:
+        paper = load(ROOT / "experiments/papers", name)
+        finished = [part for part in paper.parts if (part.at(results / name) / MARK).exists()]
+        if not finished:
+            continue
+        shutil.rmtree(RUNS / name, ignore_errors=True)
+        made = [copied(part, results / name, RUNS / name) for part in finished]
+        write_table(RUNS / name / "made.csv", list(made[0]), made)
+        for part in finished:
+            for figure in part.figures:
+                shrunk(part.at(results / name) / figure.file, picture(paper, figure.file))
 
 
-def copied(part: Part, results: Path, runs: Path) -> dict[str, object] | None:
+def copied(part: Part, results: Path, runs: Path) -> dict[str, object]:
+    """Copies the tables that the claims read; what the run took."""
     folder = part.at(results)
-    if not (folder / "finished.json").exists():
-        return None
-    known, tables = json.loads((folder / "finished.json").read_text()), Read(folder)
-    list(part.judge(tables))
+    known = json.loads((folder / MARK).read_text())
     part.at(runs).mkdir(parents=True)
-    for name in sorted(tables.read):
-        shutil.copy(tables.paths[name], part.at(runs))
-    return {"script": part.script, "folder": str(part.at(Path())), "seconds": round(known["seconds"], 1),
-            "device": known["device"]}  # fmt: skip
+    for name in part.tables(results):
+        shutil.copy(folder / f"{name}.csv", part.at(runs))
+    return {
+        "script": part.script,
+        "folder": str(part.at(Path())),
+        "seconds": round(known["seconds"], 1),
+        "device": known["device"],
+    }
 
 
 def shrunk(figure: Path, path: Path) -> None:
@@ -339,6 +286,7 @@ if __name__ == "__main__":
         metavar="FOLDER",
         help="results/papers of finished runs",
     )
-    if folder := parser.parse_args().results:
-        store(folder)
+    given = parser.parse_args()
+    if given.results:
+        store(given.results)
     PAGE.write_text(page(), encoding="utf-8")

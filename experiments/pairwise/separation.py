@@ -110,9 +110,7 @@ class Config:
 
 
 def drawn(protocol, histogram, n, trials):
-    """Measured MSE, and its difference from the prediction in standard errors of the
-    measurement.
-    """
+    """Measured MSE, its standard error, and its difference from the prediction over that error."""
     counts = (histogram * n).round().long()
     name = type(protocol).__name__
     generator = keyed_generator(f"{name} {n}".encode())
@@ -121,7 +119,7 @@ def drawn(protocol, histogram, n, trials):
     predicted = float(protocol.predicted_mse(histogram * n))
     mse = float(squares.mean())
     error = float(squares.std()) / trials**0.5
-    return mse, (mse - predicted) / error
+    return mse, error, (mse - predicted) / error
 
 
 def measure(config, report):
@@ -142,13 +140,14 @@ def measure(config, report):
             at = crossing(statistic, histogram, make)
             cells = {"crossing": at}
             for place, factor in (("below", 0.25), ("above", 4)):
-                measured = ratio = z = None
+                measured = ratio = error = z = None
                 if not math.isnan(at):
                     n = round(factor * at)
-                    measured, z = drawn(make(statistic, n), histogram, n, config.trials)
-                    one, _ = drawn(ONE_MESSAGE(statistic, n), histogram, n, config.trials)
+                    measured, error, z = drawn(make(statistic, n), histogram, n, config.trials)
+                    one, *_ = drawn(ONE_MESSAGE(statistic, n), histogram, n, config.trials)
                     ratio = measured / one
-                cells |= {f"mse_{place}": measured, f"ratio_{place}": ratio, f"z_{place}": z}
+                cells |= {f"mse_{place}": measured, f"error_{place}": error, f"z_{place}": z}
+                cells[f"ratio_{place}"] = ratio
             report.row("crossings", k=k, protocol=name, **cells)
 
 

@@ -1,11 +1,11 @@
-"""A paper, claim by claim: its scripts are run, their tables are judged, and one table says what
-came of it.
+"""A paper, claim by claim: its scripts are run, their tables are judged, and a page says what came
+of it.
 
 Command: python experiments/papers/run.py NAME, or python3 run.py paper NAME; NAME: pairwise,
 factorization, gaussian,
     sketching or densities. --scale smoke takes a minute or two, laptop at most half an hour.
-    Killed, it resumes where it stopped. It ends with 1 where a script failed, a number differs or a
-    promise of this package is broken.
+    Killed, it resumes where it stopped. It writes page.md and claims.csv, and ends with 1 where a
+    script failed, a number differs or a promise of this package is broken.
 """
 
 import argparse
@@ -13,16 +13,17 @@ import fcntl
 import hashlib
 import json
 import os
+import sqlite3
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import get_args
+from typing import Literal
 
-from papers_base import LEGEND, Finding, Options, Part, Scale, load
+import papers_page
+from papers_base import FAILURES, LEGEND, Figure, Finding, Paper, Part, database, load
 from tqdm import tqdm
 
 from torchdp import checks
@@ -31,6 +32,16 @@ from torchdp.simulate.report import write_table
 from torchdp.text import say
 
 EXPERIMENTS = Path(__file__).resolve().parents[1]
+SCALES = ("smoke", "laptop", "full")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How much is computed, on which device, and the folder of real data."""
+
+    scale: Literal["smoke", "laptop", "full"] = "laptop"
+    device: str | None = None
+    data: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -45,8 +56,8 @@ class Outcome:
 
 
 def run_paper(paper, experiments, out, options):
-    """Runs what has not yet been run with these arguments and this code; then writes
-    ``out``/claims.csv.
+    """Runs what has not yet been run with these arguments and this code; then writes claims.csv
+    and page.md.
 
     Killed, it goes on where it stopped. Raises OSError, ValueError.
     """
@@ -65,7 +76,7 @@ def _outcome(part, experiments, out, options) -> Outcome:
         return Outcome(part, part.at(out), 0.0, (lacking,))
     folder = part.at(out)
     folder.mkdir(parents=True, exist_ok=True)
-    command = part.command(experiments, folder, options)
+    command = command_of(part, experiments, folder, options)
     mark = folder / "finished.json"
     # a script imports what lies beside it
     script = experiments / part.script
@@ -84,11 +95,22 @@ def _outcome(part, experiments, out, options) -> Outcome:
         mark.with_suffix(".part").write_text(json.dumps(known))
         mark.with_suffix(".part").replace(mark)
     try:
-        findings = part.findings(out)
+        findings = part.judge(database(part.tables(out)))
     # a table that lacks what is judged
-    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+    except (LookupError, TypeError, ValueError, sqlite3.Error) as error:
         return Outcome(part, folder, known["seconds"], (), f"{type(error).__name__}: {error}")
     return Outcome(part, folder, known["seconds"], findings)
+
+
+def command_of(part, experiments, out, options: Options):
+    """What is run: the script itself, or ``torchdp sweep`` where it is a grid."""
+    path = experiments / part.script
+    start = [sys.executable, str(path)]
+    if "def experiment(" in path.read_text(encoding="utf-8"):
+        start = [sys.executable, "-m", "torchdp", "sweep", str(path)]
+    device = ["--device", options.device] if options.device else []
+    data = [part.data, str(options.data)] if part.data else []
+    return [*start, "--out", str(out), *device, *data, *getattr(part, options.scale)]
 
 
 def _run(command: Sequence[str], folder):
@@ -121,11 +143,27 @@ def _device(folder):
     return last.get("device_name") or last.get("device") or "cpu"
 
 
-def _write(paper, outcomes: Sequence[Outcome], out):
-    findings = [found for outcome in outcomes for found in outcome.findings] + list(paper.rest)
-    names = [each.name for each in fields(Finding)]
+def found_by(paper: Paper, outcomes: Sequence[Outcome]) -> papers_page.Found:
+    """Each finding with its script, and what no script looks at."""
+    judged = [(one.part.script, found) for one in outcomes for found in one.findings]
+    return [*judged, *(("", found) for found in paper.rest)]
+
+
+def _write(paper: Paper, outcomes: Sequence[Outcome], out: Path) -> None:
+    found = found_by(paper, outcomes)
+    names = ["script", *(each.name for each in fields(Finding))]
     out.mkdir(parents=True, exist_ok=True)
-    write_table(out / "claims.csv", names, map(vars, findings))
+    rows = [{"script": script, **vars(finding)} for script, finding in found]
+    write_table(out / "claims.csv", names, rows)
+    docs = os.path.relpath(EXPERIMENTS.parent / "docs", out) + "/"
+
+    def place(part: Part, figure: Figure) -> str:
+        path = part.at(Path()) / figure.file
+        return path.as_posix() if (out / path).exists() else ""
+
+    page = [*papers_page.section(paper, found, docs), *papers_page.figures(paper, place)]
+    page += ["## Verdicts\n", papers_page.legend(), ""]
+    (out / "page.md").write_text("\n".join(page), encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None):
@@ -133,9 +171,7 @@ def main(arguments: Sequence[str] | None = None):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("name", metavar="NAME")
-    parser.add_argument(
-        "--scale", choices=get_args(Scale), default="laptop", help="default: %(default)s"
-    )
+    parser.add_argument("--scale", choices=SCALES, default="laptop", help="default: %(default)s")
     parser.add_argument(
         "--device", help="such as cuda:1 or cpu (default: the first CUDA device, else the CPU)"
     )
@@ -161,17 +197,18 @@ def main(arguments: Sequence[str] | None = None):
     outcomes = run_paper(
         paper, given.experiments, out, Options(given.scale, given.device, given.data)
     )
-    counts = Counter(each.verdict for outcome in outcomes for each in outcome.findings)
-    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    found = found_by(paper, outcomes)
     seconds = sum(outcome.seconds for outcome in outcomes)
-    say(f"{said}; {seconds:.0f} CPU-seconds", out / "claims.csv")
-    for verdict in counts:
-        say(f"{verdict}: {LEGEND[verdict]}")
+    say(f"{papers_page.counted(found)}; {seconds:.0f} CPU-seconds", out / "page.md")
+    verdicts = {finding.verdict for _, finding in found}
+    for verdict in LEGEND:
+        if verdict in verdicts:
+            say(f"{verdict}: {LEGEND[verdict]}")
     failed = [outcome for outcome in outcomes if outcome.failure]
     for outcome in failed:
         log = outcome.folder / "output.log"
         say(f"{outcome.part.script} failed: {outcome.failure}; see {log}", error=True)
-    return int(bool(failed) or counts["differs"] > 0 or counts["broken"] > 0)
+    return int(bool(failed) or not verdicts.isdisjoint(FAILURES))
 
 
 if __name__ == "__main__":

@@ -155,9 +155,12 @@ def alone(session, x):
     tallies = []
     for i, party in enumerate(session.organisations):
         first = session.first(party)
-        rows = x[first : first + party.clients]
-        messages = question.randomize(rows, first=first, noise=SeededNoise(i))
-        tallies.append(question.tally(messages))
+        noise = SeededNoise(i)
+        # in the parts in which an organisation draws, so that the noise is the same
+        for rows in x[first : first + party.clients].split(session.sums.at_once):
+            messages = question.randomize(rows, first=first, noise=noise)
+            tallies.append(question.tally(messages))
+            first += len(rows)
     return question.analyse(question.add(*tallies))
 
 
