@@ -487,3 +487,50 @@ def test_guarantee_no_more_examples_are_followed_than_can_be_counted():
     sums(*batch(100, b"many"), BOUND)
     with pytest.raises(ValueError, match="200 examples are too many"):
         sums(*batch(200, b"many"), BOUND)
+
+
+class Chosen(torch.autograd.Function):
+    """The gradients of rows that ``chosen`` takes."""
+
+    @staticmethod
+    def forward(ctx, z, chosen):
+        ctx.chosen = chosen
+        return z * 1.0
+
+    @staticmethod
+    def backward(ctx, g):
+        return ctx.chosen(g), None
+
+
+def written_beyond(g):
+    g = g.clone()
+    g[20:] = g[0]
+    return g
+
+
+def replaced_beyond(g):
+    places = torch.arange(len(g))
+    return g[places.masked_fill_(places > 19, 0)]
+
+
+THRESHOLDS = {  # which the batch that is followed does not reach
+    "written": written_beyond,
+    "remainder": lambda g: g[torch.arange(len(g)) % 20],
+    "least": lambda g: g[torch.arange(len(g)).clamp(max=19)],
+    "replaced": replaced_beyond,
+    "none": lambda g: g.reshape(-1, 4)[2 * torch.arange(len(g))[:, None] + torch.arange(2)].flatten(1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", THRESHOLDS)
+def test_guarantee_rows_beyond_a_threshold_are_not_taken_for_those_before_it(name):
+    net = Mixes(lambda z, x: Chosen.apply(z, THRESHOLDS[name]))
+    sums = Clipper(net, cross_entropy, routes=("factors",))
+    if name == "none":
+        for n in (7, 30):
+            sums(*batch(n, b"beyond"), BOUND)
+        assert len(next(iter(sums._known.values())).templates) == 1
+        return
+    with pytest.raises(ValueError, match="examples meet in"):
+        for n in (7, 30):
+            sums(*batch(n, b"beyond"), BOUND)

@@ -347,6 +347,9 @@ class Record(Watching):
         # x[i] = y returns nothing, and x is then of data where y is.
         written = [call.args[0]] if call.func is Tensor.__setitem__ else []
         shapes = [self._made(t, kind, call) for t in [*tensors(out), *written]]
+        if written and not list(tensors(call.args[1])):
+            # x[20:] = y[0] writes into none of few rows.
+            shapes.append(self.numbers(tuple(written[0][call.args[1]].shape)))
         arguments = self.numbers((call.args, tuple(call.kwargs.items())))
         # What neither takes nor makes a tensor, as torch.device, computes nothing.
         if given or shapes:

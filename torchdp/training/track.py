@@ -86,6 +86,8 @@ SHAPED = (
     "zeros_like ones_like full_like new_zeros new_empty new_ones new_full new_empty_strided zero_ "
     "fill_"
 ).split()
+# What has no threshold: made of others, arange(n) % 20 is arange(n) for 13 examples, not for 30.
+EVEN = "arange zeros ones full add mul clone _to_copy repeat cat stack".split()
 # Arguments that all examples share.
 SHARED = {"weight", "bias", "running_mean", "running_var"}
 # Results of fused attention that hold no numbers of the examples: counters, and lengths.
@@ -192,6 +194,8 @@ class Track(TorchDispatchMode):
         self._born: dict[int, Any] = {}
         # Those whose numbers the next pass may have otherwise, although no example reaches them.
         self._loose: set[int] = set()
+        # And those that may be made of thresholds, which few examples do not reach.
+        self._uneven: set[int] = set()
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -229,6 +233,10 @@ class Track(TorchDispatchMode):
     def where(self, t: Tensor) -> str:
         """In which operation the examples of a tensor met."""
         return f"examples meet in {self._met.get(key(t), 'what moves them about')}"
+
+    def exact(self, t: Tensor, size: int) -> bool:
+        """Whether t chooses, along a dimension of this size, in each pass what it chooses here."""
+        return self.fixed(t) and (size % self.n > 0 or key(t) not in self._uneven)
 
     def fixed(self, t: Tensor) -> bool:
         """Whether the next pass has the same numbers there."""
@@ -297,6 +305,8 @@ class Track(TorchDispatchMode):
         sources = given[1:] if name in SHAPED else given
         if not all(map(self.fixed, sources)) or torch.Tag.nondeterministic_seeded in func.tags:
             self._loose |= {key(t) for t in targets}
+        if name not in EVEN or any(key(t) in self._uneven for t in given):
+            self._uneven |= {key(t) for t in targets}
         if all(self.own(t) is None for t in given):
             return
         if READS & set(func.tags) and not name.startswith("index"):
@@ -539,7 +549,7 @@ def _indexed(track: Track, func: Any, call: dict[str, Any], owns: Owns, out: lis
     else:
         indices = list(call["indices"])
     used = [d for d, t in enumerate(indices) if t is not None]
-    chosen = [d for d in used if not track.fixed(indices[d])]
+    chosen = [d for d in used if not track.exact(indices[d], x.shape[d])]
     # A mask may be of several dimensions: which ones the others are of is not counted here.
     if chosen and any(indices[d].dtype in (torch.bool, torch.uint8) for d in used):
         raise Untaken("rows are picked by a mask")
