@@ -320,3 +320,7 @@ def part(given: Mapping[str, Any], named: Mapping[str, Sequence[Mapping[str, Any
             "figures": [Figure(**each) for each in given.get("figures", ())],
         }
     )
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/papers/run.py NAME")

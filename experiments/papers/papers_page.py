@@ -91,3 +91,7 @@ def figures(paper: Paper, place: Place) -> Iterator[str]:
             address = place(part, figure)
             if address:
                 yield f"![{figure.caption}]({address})\n\n*{figure.caption}* {figure.paper}\n"
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/papers/run.py NAME")

@@ -278,7 +278,9 @@ def response(M: Tensor, h: Tensor, S: Tensor) -> Tensor:
 def unsmoothed(M: Tensor, free: Tensor) -> Tensor:
     """X without a kernel: M^-1 of the types that move, (b, k) in [0, 1], by their part in that."""
     root = free.sqrt()
-    own = (1 - free + ROUNDING) * M.diagonal(dim1=-2, dim2=-1)
+    known = torch.linalg.diagonal(M)
+    # A type of which nothing is told is no part of the others' system.
+    own = torch.where(known > 0, (1 - free + ROUNDING) * known, 1)
     system = root[..., None] * M * root[:, None] + own.diag_embed()
     return root[..., None] * torch.linalg.solve(system, root.diag_embed())
 
