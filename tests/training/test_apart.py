@@ -14,7 +14,8 @@ from torchdp.training import clip_and_sum
 from torchdp.training.clipping import Clipper
 
 BOUND = 0.5
-FAR = 51.7  # above all numbers of the batches that are looked at first
+# above all numbers of the batches that are looked at first
+FAR = 51.7
 
 
 class Hooks(torch.autograd.Function):
@@ -330,7 +331,8 @@ class Rare(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.words, self.last = nn.Embedding(50, 8), nn.Linear(8, 3)
+        self.words = nn.Embedding(50, 8)
+        self.last = nn.Linear(8, 3)
         filled(self, 0.5)
 
     def forward(self, words):

@@ -231,7 +231,8 @@ SCALES = torch.logspace(-3, 3, GROUP_USERS, dtype=torch.float64)[:, None]
 OTHERS = torch.cat([SCALES[:-1].flip(0), SCALES[-1:]])
 GROUPED = torch.cat([RAW[:, :3] * SCALES, RAW[:, 3:] * OTHERS], 1)
 EVERYBODY = list(range(GROUP_USERS))
-SHARES = {"body": 0.8, "head": 0.6}  # of which the squares add up to 1
+# of which the squares add up to 1
+SHARES = {"body": 0.8, "head": 0.6}
 
 
 @pytest.fixture(scope="module")

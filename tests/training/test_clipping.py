@@ -46,7 +46,8 @@ def test_guarantee_no_clipped_gradient_is_longer_than_the_bound(dtype):
 
 def test_guarantee_an_example_moves_the_sum_by_the_bound_at_most():
     net, (x, y) = model(), data(9)
-    x[3] *= 1e6  # and one that is not finite counts as nothing
+    # and one that is not finite counts as nothing
+    x[3] *= 1e6
     x[5] = math.nan
     everything = clip_and_sum(net, cross_entropy, x, y, 0.5)
     moves = []
@@ -62,7 +63,8 @@ def test_guarantee_an_example_moves_the_sum_by_the_bound_at_most():
     unclipped = clip_and_sum(net, cross_entropy, x[:5], y[:5], 1e9) - clip_and_sum(
         net, cross_entropy, x[:4], y[:4], 1e9
     )
-    assert unclipped.norm() > 0.5  # clipping is what does it
+    # clipping is what does it
+    assert unclipped.norm() > 0.5
 
 
 def test_frozen_parameters_are_left_out_and_gradients_go_back():
@@ -211,7 +213,8 @@ def test_dropout_draws_a_mask_for_each_example_and_leaves_torch_s_generator(inne
     ]
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
-    assert float(one.norm()) < 0.999 * 200e-3  # different masks, different directions
+    # different masks, different directions
+    assert float(one.norm()) < 0.999 * 200e-3
     assert torch.equal(before, torch.get_rng_state())
     assert clip_and_sum(net.eval(), mse_loss, x[:3], y[:3], 1.0).any()
 

@@ -57,7 +57,8 @@ def process(rank, folder):
         return total
 
     mine = data()[rank]
-    noise = make(SeededNoise(rank + 1))  # process 0's key counts
+    # process 0's key counts
+    noise = make(SeededNoise(rank + 1))
     outputs = private(model(), mine, reduce, noise)
     refused = []
     for other, total in (

@@ -245,7 +245,8 @@ def test_guarantee_the_first_example_does_not_decide_how_others_gradients_are_ma
     def use(w, x):
         try:
             other = bool(x.sum() < 0)
-        except RuntimeError:  # numbers are not to be seen
+        # numbers are not to be seen
+        except RuntimeError:
             other = True
         return Mine.apply(w) if other else 0.5 * Mine.apply(2 * w)  # rows do not meet in the output
 

@@ -210,7 +210,8 @@ def test_a_step_must_be_used_up_and_by_no_more_than_its_rows(plans):
     with pytest.raises(RuntimeError, match="no batch waits"):
         run.backward(x, y)
     users = next(iter(run))
-    run.backward(X[users], X[users], more=True)  # whose last part never comes
+    # whose last part never comes
+    run.backward(X[users], X[users], more=True)
     with pytest.raises(RuntimeError, match="15 of 15 rows used"):
         next(iter(run))
     with pytest.raises(ValueError, match="15 of which were used, not 1"):

@@ -251,7 +251,8 @@ def test_guarantee_a_loss_inside_of_the_module_that_is_not_of_one_example_is_ref
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_a_loss_inside_of_the_module_is_each_example_s_own_mean_on_every_route(route):
-    words = X[:, :6].reshape(N, 2, 3).mT @ torch.ones(2, 8)  # three words of each
+    # three words of each
+    words = X[:, :6].reshape(N, 2, 3).mT @ torch.ones(2, 8)
     labels = torch.where(torch.arange(3) <= (Y % 3)[:, None], Y[:, None], -100)
     for loss in (
         lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten()),

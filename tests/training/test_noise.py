@@ -89,7 +89,8 @@ def test_guarantee_all_outputs_together_are_private(pattern, neighbours):
     size = bound * (2 if neighbours is Neighbours.REPLACE_ONE else 1)
     farthest = 0.0
     for chosen in permitted(pattern, STEPS):
-        shift = size * W[:, chosen].sum(1)  # the same gradient in each of the user's steps
+        # the same gradient in each of the user's steps
+        shift = size * W[:, chosen].sum(1)
         farthest = max(farthest, float(shift @ torch.linalg.solve(outputs, shift)) ** 0.5)
     log_delta = gaussian_log_delta(1.0, epsilon, farthest)
     # private, and with no noise to spare
@@ -139,7 +140,8 @@ def test_a_stream_does_not_go_back():
         noise.load_state_dict(public)
     other = make(noise=SeededNoise(2))
     run(other, 3)
-    other.load_secret_state(before)  # of another stream
+    # of another stream
+    other.load_secret_state(before)
     assert other.step == 0
     assert noise.step == 2
 
@@ -264,7 +266,8 @@ def test_guarantee_noise_is_calibrated_to_the_bound_where_no_user_attains_it():
     little.
     """
     gram = torch.full((3, 3), -0.4, dtype=torch.float64).fill_diagonal_(1)
-    C = torch.linalg.cholesky(gram.flip(0, 1)).flip(0, 1).mT  # lower triangular, C^T C = gram
+    # lower triangular, C^T C = gram
+    C = torch.linalg.cholesky(gram.flip(0, 1)).flip(0, 1).mT
     found = sensitivity(C, Epochs(1))
     assert found.attained < 0.9 * found.value
     noise = calibrated_noise(C, 2, bound=1.0, epsilon=1.0, delta=1e-6, participation=Epochs(1))

@@ -50,7 +50,8 @@ def test_any_number_of_steps_and_dense_strategies_are_exact_at_once():
 
 def test_signs_that_fit_are_found_and_signs_that_do_not_are_a_bound_that_says_so():
     C = torch.tensor([[1.0, 0.0], [-1.0, 1.0]], dtype=torch.float64)
-    found = sensitivity(C, Epochs(1))  # attained by (+1, -1)
+    # attained by (+1, -1)
+    found = sensitivity(C, Epochs(1))
     assert found.exact
     assert math.isclose(found.value, math.sqrt(5), rel_tol=1e-11)
     angles = torch.tensor([0.0, 2.0, 4.0], dtype=torch.float64) * math.pi / 3

@@ -94,9 +94,11 @@ def test_sampled_batches_are_their_groups_independently_at_their_chance():
     groups = [set(seen[i::4].sum(0).nonzero()[:, 0].tolist()) for i in range(4)]
     assert sorted(map(len, groups)) == [1000] * 4
     assert len(set.union(*groups)) == 4000
-    members = torch.stack([seen[i::4][:, sorted(groups[i])] for i in range(4)])  # (4, 100, 1000)
+    # (4, 100, 1000)
+    members = torch.stack([seen[i::4][:, sorted(groups[i])] for i in range(4)])
     assert abs(float(members.mean()) - 0.25) < 5 * math.sqrt(0.25 * 0.75 / 400_000)
-    pairs = members[:, 1:] * members[:, :-1]  # a step tells nothing of the next
+    # a step tells nothing of the next
+    pairs = members[:, 1:] * members[:, :-1]
     assert abs(float(pairs.mean()) - 0.0625) < 6 * math.sqrt(0.0625 / 396_000)
     assert float(members.sum(2).var()) == pytest.approx(187.5, rel=0.35)
     with pytest.raises(RuntimeError, match="all 400"):
@@ -268,8 +270,10 @@ def test_a_run_adds_the_plans_noise_to_what_is_clipped(place):
     assert steps == run.step == 6
     assert run.guarantee is plan.guarantee
     assert run.noise.sigma == plan.sigma
-    white = plan.strategy.dense() @ noise / plan.sigma  # C C^{-1} Z
-    assert 0.3 < float(white.square().mean()) < 3  # 12 numbers
+    # C C^{-1} Z
+    white = plan.strategy.dense() @ noise / plan.sigma
+    # 12 numbers
+    assert 0.3 < float(white.square().mean()) < 3
     with pytest.raises(RuntimeError, match="no batch waits"):
         run.backward(x, y)
 
@@ -378,7 +382,8 @@ def test_a_plan_comes_back_from_its_file(plans, kind, tmp_path):
         run.backward(X[users], X[users])
         grads.append(torch.cat([p.grad.flatten() for p in run.module.parameters()]))
     assert torch.equal(*grads)
-    secret = torch.load(tmp_path / "secret")  # by torch.load's default
+    # by torch.load's default
+    secret = torch.load(tmp_path / "secret")
     assert loaded.resume(nn.Linear(1, 1), nn.functional.mse_loss, secret, step=0).step == 0
 
 

@@ -92,7 +92,8 @@ def test_steps_that_the_ledger_knows_are_never_drawn_again(kind, tmp_path):
     def killed(total):
         raise KeyboardInterrupt
 
-    run.noise.forward = killed  # after the note, before the noise
+    # after the note, before the noise
+    run.noise.forward = killed
     with pytest.raises(KeyboardInterrupt):
         run.backward(X[users], 2 * X[users])
     # with the model and the step of a checkpoint at 0
@@ -115,7 +116,8 @@ def test_a_line_that_a_kill_cut_short_does_not_swallow_the_next(plans, tmp_path)
     secret = run.secret_state()
     train(run, 5)
     with path.open("a") as file:
-        file.write("\n1")  # of 1234
+        # of 1234
+        file.write("\n1")
     train(plans["ordered"].resume(model(), squares, secret, ledger=path), 1)
     assert plans["ordered"].resume(model(), squares, secret, ledger=path).step == 6
     path.write_text(path.read_text() + "\0")
@@ -376,7 +378,8 @@ def attack(plan, seed, canary):
     attended, out = np.zeros(steps), []
     for users in run:
         attended[run.step] = 0 in users
-        run.release([(1.5 * plan.bound * (users == 0) * canary)[:, None, None]])  # is clipped
+        # is clipped
+        run.release([(1.5 * plan.bound * (users == 0) * canary)[:, None, None]])
         out.append(float(run.module.weight.grad) * plan.batch)
     # a fixed order is public
     sets = attended[None]

@@ -189,7 +189,8 @@ def test_guarantee_noise_has_the_law_of_its_strategy(make, memory):
     z = torch.stack([reference.normals(key, t, 0, SIZE) for t in range(6)])
     drawn = run(noise_of(C))
     torch.testing.assert_close(matrix @ drawn, SIGMA * z, rtol=1e-11, atol=1e-11)
-    assert ((matrix + 0.01 * torch.eye(6)) @ drawn - SIGMA * z).abs().max() > 1e-3  # the control
+    # the control
+    assert ((matrix + 0.01 * torch.eye(6)) @ drawn - SIGMA * z).abs().max() > 1e-3
     assert noise_of(C).secret_state()["past"].shape == (memory, SIZE)
     torch.testing.assert_close(
         run(noise_of(C, dtype=torch.float32)).double(), drawn, rtol=1e-4, atol=1e-4
@@ -367,7 +368,8 @@ def test_an_interrupted_step_is_spent_or_not_begun(name, drawn, monkeypatch):
 
         step(), step()
         stopped = interrupted((line,), step, draw if drawn else lambda: None)
-        interrupted((next(given) % 23,), step)  # what finishes it is interrupted, too
+        # what finishes it is interrupted, too
+        interrupted((next(given) % 23,), step)
         while noise.step < 4:
             step()
         assert len({t for t, _ in seen}) == len(seen) >= 3

@@ -117,7 +117,8 @@ def test_guarantee_rounding_of_a_formed_inverse_is_bounded_and_refused_where_it_
         before = torch.rand(n, generator=generator, dtype=torch.float64) + 0.5
         C = RecalledStrategy(BufferedStrategy(pole, zero, before, ones), 1, powers)
         exact = C.buffered.dense()
-        exact[1:] -= 3 * exact[:-1].clone()  # A^{-1} has two diagonals
+        # A^{-1} has two diagonals
+        exact[1:] -= 3 * exact[:-1].clone()
         found, rounding = C.recurrence.dense()
         assert ((found - exact).norm(dim=0) <= rounding + 1e-12).all()
         with pytest.raises(ValueError, match="rounding does not drown"):

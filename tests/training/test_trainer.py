@@ -154,7 +154,8 @@ def test_logs_and_checkpoints_do_not_say_the_loss_nor_how_many_users_there_were(
         assert ours.state.total_flos == 0
         assert "learning_rate" in logged
         assert "grad_norm" in logged
-        assert args.max_steps == -1  # the Trainer has a copy
+        # the Trainer has a copy
+        assert args.max_steps == -1
 
 
 REFUSED = [  # arguments, options of the Trainer, message
