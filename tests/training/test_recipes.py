@@ -228,6 +228,14 @@ def test_recurrent_layers_drop_and_start_from_the_examples():
     summed(Starts(), F.cross_entropy, SEQUENCES, LABELS, "factors")
 
 
+def test_convolutions_of_channels_under_autocast():
+    torch.manual_seed(0)
+    alone = nn.Conv1d(6, 6, 3, groups=6)
+    net = nn.Sequential(alone, nn.ConvTranspose1d(6, 4, 3), nn.Flatten(), nn.Linear(20, 3))
+    with torch.autocast("cpu", torch.bfloat16):
+        summed(net, F.cross_entropy, SEQUENCES.mT, LABELS, "factors", 2e-2)
+
+
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 def test_bags_of_words(mode):
     torch.manual_seed(0)

@@ -217,6 +217,9 @@ def by_rows(r: Record, call: Call) -> Any:
     kept = tuple(r.keep(args[i]) for i in places)
     constants = [t.detach() if isinstance(t, Tensor) else t for t in args]
     r.constants(*(t for t in args if not r.of_data(t)))
+    # Gradients are taken later, under no autocast.
+    kind = out.device.type
+    half = torch.is_autocast_enabled(kind)
     for j, t in enumerate(args):
         if r.of_weights(t):
 
@@ -225,7 +228,8 @@ def by_rows(r: Record, call: Call) -> Any:
                 full[j] = w
                 for i, row in zip(places, x, strict=True):
                     full[i] = row
-                return call.func(*full, **options)
+                with torch.autocast(kind, enabled=half):
+                    return call.func(*full, **options)
 
             r.claim(t, out, by_example(r.n, t, kept, f))
     return out
