@@ -243,6 +243,12 @@ def test_bags_of_words(mode):
     summed(net, F.cross_entropy, WORDS, LABELS, "factors")
 
 
+def test_a_bag_without_its_first_word_goes_to_another_route():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.EmbeddingBag(50, 8, mode="sum", padding_idx=0), nn.Linear(8, 3))
+    summed(net, F.cross_entropy, WORDS, LABELS, "vmap")
+
+
 class Windows(nn.Module):
     """As Swin: four windows of each example, and a table of relative positions in the scores."""
 

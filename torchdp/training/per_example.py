@@ -305,7 +305,7 @@ class Passes:
         """
         names = {id(p): name for name, p in self.leaves.items()}
         several = [{id(p): p for p in _reached(total)} for total in totals if total.requires_grad]
-        reached = [p for p in several[0].values()] if several else []
+        reached = list(several[0].values()) if several else []
         for p in reached:
             if id(p) not in names and all(id(p) in others for others in several):
                 raise Refused(

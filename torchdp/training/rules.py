@@ -114,9 +114,9 @@ def bag(r: Record, call: Call) -> Any:
     given = call.named()
     special = ("max_norm", "scale_grad_by_freq", "sparse", "per_sample_weights", "padding_idx")
     mode = given.get("mode", "mean")
-    if given["input"].ndim != 2 or mode == "max" or any(given.get(k) for k in special):
-        return None
-    if given.get("padding_idx") == 0:
+    # A padding_idx of 0 is one, too, and equal to False.
+    unserved = any(given.get(name) is not None and given[name] is not False for name in special)
+    if given["input"].ndim != 2 or mode == "max" or unserved:
         return None
     with r:  # what follows is recorded
         rows = F.embedding(given["input"], given["weight"])

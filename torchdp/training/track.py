@@ -90,8 +90,8 @@ SHAPED = (
 EVEN = "arange zeros ones full add mul clone _to_copy repeat cat stack".split()
 # Arguments that all examples share.
 SHARED = {"weight", "bias", "running_mean", "running_var"}
-# Results of fused attention that hold no numbers of the examples: counters, and lengths.
 MASKS = {"attn_mask", "attn_bias"}
+# Results of fused attention that hold no numbers of the examples: counters, and lengths.
 COUNTERS = {"philox_seed", "philox_offset", "rng_state", "unused", "cum_seq_q", "cum_seq_k"}
 READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
@@ -175,11 +175,11 @@ class Track(TorchDispatchMode):
     the other examples, of parameters, draws and constants, whatever example i is; for all batches
     in which Python runs the same program of operations.
     Proof: by induction over the operations, each of which bounds what its results are made of. What
-    an index may choose is followed exactly only where the index is made of constants by operations
-    of this pass: parameters, draws, buffers and what Python makes of other libraries' numbers may
-    be others in the next pass, so that they count as choosing anything. Numbers that Python reads,
-    and shapes that are made of numbers, are refused, as are writes into what was there before the
-    pass.
+    an index chooses is followed number by number where the index is made of constants by operations
+    of this pass alone: parameters, draws, buffers and what Python makes of other libraries' numbers
+    may be others in the next pass, so that they count as choosing anything. Numbers that Python
+    reads, and shapes that are made of numbers, are refused, as are writes into what was there
+    before the pass.
     """
 
     def __init__(self, n: int) -> None:
