@@ -44,6 +44,10 @@ CLOSE = 1e-3
 # Shares of a projection below this are zeros that rounding moved.
 ON = 1e-9
 
+# From this epsilon on the answers nearest to a strategy's have less error than likely ones where
+# few types are held; below it more, being pulled to single types by noise.
+TELLING = 2.0
+
 # Degrees of freedom are computed on at most so many types.
 MERGED = 128
 

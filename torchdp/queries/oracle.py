@@ -431,7 +431,8 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
         if isinstance(client, StrategyMatrix | ShiftStrategy):
             found, gap = likelihood.fits(client, reports, ordered)
             _, scores, covariances = likelihood.judged(client, reports, found, self.workload)
-            if ordered and client.k <= likelihood.MERGED:
+            telling = client.epsilon >= likelihood.TELLING
+            if ordered and telling and client.k <= likelihood.MERGED:
                 near = likelihood.nearest_answers(client, reports, self.workload)
                 # Before the last, which is the plain fit.
                 found, scores, covariances = (
