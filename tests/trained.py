@@ -25,15 +25,13 @@ KINDS = pytest.mark.parametrize("kind", NAMES)
 
 @functools.cache
 def plans():
-    choice = choose(
-        Iterates(STEPS),
-        60,
-        15,
-        epsilon=1.0,
-        delta=1e-4,
-    )
-    found = {one.name: one.protocol for one in choice.candidates}
+    found = named(choose(Iterates(STEPS), 60, 15, epsilon=1.0, delta=1e-4))
     return {kind: found[name] for kind, name in NAMES.items()}
+
+
+def named(choice):
+    """Each candidate's plan."""
+    return {one.name: one.protocol for one in choice.candidates}
 
 
 def squares(output, target):
@@ -55,26 +53,14 @@ def filled(net, scale=1.0):
 
 
 def started(plan, **options):
-    return plan.start(
-        model(),
-        squares,
-        noise=SeededNoise(3),
-        **options,
-    )
+    return plan.start(model(), squares, noise=SeededNoise(3), **options)
 
 
 def gradient(run):
     return torch.cat([p.grad.flatten() for p in run.module.parameters()])
 
 
-def brute(
-    net,
-    loss,
-    x,
-    y,
-    bound,
-    groups=None,
-):
+def brute(net, loss, x, y, bound, groups=None):
     """The clipped sum by plain autograd on one example after another. groups: bounds, and what is
     clipped together.
     """
