@@ -4,6 +4,7 @@ of them leave.
 
 import functools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -32,6 +33,12 @@ def plans():
 def named(choice):
     """Each candidate's plan."""
     return {one.name: one.protocol for one in choice.candidates}
+
+
+def rebuilt(plan, **changes):
+    """The plan with other parts, and the guarantee that its noise then gives."""
+    other = replace(plan, **changes)
+    return replace(other, guarantee=other.computed(other.strategy.steps))
 
 
 def squares(output, target):

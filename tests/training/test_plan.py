@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import trained
-from trained import X, gradient, model, named, squares, started
+from trained import X, gradient, model, named, rebuilt, squares, started
 
 from torchdp.description import described
 from torchdp.factorization import BandedStrategy, BufferedStrategy, StreamStrategy
@@ -335,12 +335,6 @@ def test_single_steps_are_noisiest_under_plans_that_a_flat_loss_prefers(epsilon)
     assert squared[0] > 1.5**2 * squared[1]
 
 
-def rebuilt(plan, C, sampling):
-    """The plan with another strategy, and the guarantee that its noise then gives."""
-    other = replace(plan, strategy=C, sampling=sampling)
-    return replace(other, guarantee=other.computed(8))
-
-
 @pytest.fixture(scope="module")
 def stored_plans():
     falling = torch.linspace(2, 1, 8).double()
@@ -348,9 +342,9 @@ def stored_plans():
     recalled = RecalledStrategy(buffers, 4, torch.full((1, 8), -0.2))
     ordered = trained.plans()["ordered"]
     return trained.plans() | {
-        "buffers": rebuilt(ordered, buffers, Separated(4, 2)),
-        "recalled": rebuilt(ordered, recalled, Epochs(4)),
-        "tables": rebuilt(ordered, Tabulated(buffers.recurrence), Epochs(4)),
+        "buffers": rebuilt(ordered, strategy=buffers, sampling=Separated(4, 2)),
+        "recalled": rebuilt(ordered, strategy=recalled),
+        "tables": rebuilt(ordered, strategy=Tabulated(buffers.recurrence)),
     }
 
 
