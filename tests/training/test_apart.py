@@ -184,11 +184,51 @@ def by_numpy_in_place(z, late):
     return z + z[places]
 
 
+def by_other_row(z, late):
+    """All rows are made by one call."""
+    rows = list(z.unbind(0))
+    return torch.stack(rows[::-1] if late else rows)
+
+
+def by_other_half(z, late):
+    own, others = torch.stack([z, z.flip(0)]).unbind(0)
+    return z + (others if late else own)
+
+
+def by_other_gradient(z, late):
+    def change(g):
+        own = g * 1.0
+        others = before(g)
+        return others if late else own
+
+    return Backward.apply(z, change)
+
+
+class Saved(torch.autograd.Function):
+    """Its gradients are times one of its outputs, which come back as other tensors."""
+
+    @staticmethod
+    def forward(ctx, z, late):
+        own = z * 1.0
+        others = before(z)
+        ctx.late = late
+        ctx.save_for_backward(own, others)
+        return own, others
+
+    @staticmethod
+    def backward(ctx, g, _):
+        return g * ctx.saved_tensors[ctx.late], None
+
+
 LATER = {  # what a module does from some batch on, by calls that look as before
     "sizes whose hashes are one": lambda z, late: z + z.softmax([-1, -2][late]),
     "another constant of the pass": by_other_constant,
     "numbers of numpy": lambda z, late: z + z.roll(np.int64(late), 0),
     "written by numpy": by_numpy_in_place,
+    "another row of one call": by_other_row,
+    "another half of one call": by_other_half,
+    "another gradient of one function": by_other_gradient,
+    "another output that was saved": lambda z, late: Saved.apply(z, late)[0],
 }
 
 
@@ -200,6 +240,23 @@ def test_guarantee_a_program_that_differs_in_a_constant_is_another_one(name):
         for _ in range(2):
             sums(*batch(7), BOUND)
             calls.append(True)
+
+
+def test_guarantee_what_a_modules_hook_makes_of_gradients_is_part_of_the_program():
+    calls = []
+
+    def hook(module, of_inputs, of_outputs):
+        own = of_inputs[0] * 1.0
+        others = before(own)
+        return (others if calls else own,)
+
+    net = Hidden(unchanged)
+    net.last.register_full_backward_hook(hook)
+    sums = fast(net)
+    sums(*batch(7), BOUND)
+    calls.append(True)
+    with pytest.raises(ValueError, match="examples meet in"):
+        sums(*batch(7), BOUND)
 
 
 class Returns(Hidden):
@@ -223,9 +280,8 @@ def test_guarantee_what_a_module_returns_is_part_of_the_program():
 
 def shortened(g):
     """All gradients are shorter where one of them is long, by numpy."""
-    numbers = g.numpy()
-    longest = np.abs(numbers).max()
-    return torch.from_numpy(numbers * np.minimum(1.0, 1e6 / longest))
+    longest = np.abs(g.numpy()).max()
+    return g * min(1.0, 1e6 / float(longest))
 
 
 def copied(x):
@@ -279,10 +335,20 @@ def by_script(z, x):
     return z * (1 + scripted(x.detach()).sum(1, keepdim=True))
 
 
+def by_hook_of_a_node(z, x):
+    z.grad_fn.register_prehook(lambda gradients: (before(gradients[0]),))
+    return z
+
+
+def by_code_in_c(z, x):
+    """What numpy hands over in the place of a gradient."""
+    return Backward.apply(z, lambda g: torch.from_numpy(np.ones(g.shape, np.float32)))
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("use", [saved, by_script])
+@pytest.mark.parametrize("use", [saved, by_script, by_hook_of_a_node, by_code_in_c])
 def test_guarantee_what_is_computed_where_no_call_is_seen_is_refused(use):
-    reasons = r"factors: .*(hooks of the module's own|history is no call)"
+    reasons = "hooks of the module's own|history is no call|by __get__|no call of torch's has made"
     with pytest.raises(ValueError, match=reasons):
         fast(Hidden(use))(*batch(7), BOUND)
 

@@ -4,7 +4,7 @@ import peft
 import pytest
 import torch
 import transformers
-from hidden import WIDTH, Hidden, batch
+from hidden import WIDTH, Backward, Hidden, batch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -84,10 +84,26 @@ def guarded(z, x):
     return z
 
 
+class Exponential(torch.autograd.Function):
+    """As torch's documentation has it."""
+
+    @staticmethod
+    def forward(ctx, z):
+        out = z.exp()
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0]
+
+
 HALF = {"tolerance": 2e-2}
 LOOP = {"route": "loop"}
 USES = {
     "a leaf that is made in forward": (born, {}),
+    "a custom function": (lambda z, x: Exponential.apply(z), {}),
+    "gradients that go straight through": (lambda z, x: Backward.apply(z, lambda g: g), {}),
     "autocast inside": (Block(in_half), HALF),
     "half precision inside": (lambda z, x: z.bfloat16().float(), HALF),
     "a loop that ends by the data": (until_small, LOOP),
@@ -99,6 +115,14 @@ USES = {
 def test_uses_in_forward(name):
     use, options = USES[name]
     summed(Hidden(use), INPUTS, **options)
+
+
+def test_hooks_of_modules_see_gradients():
+    seen = []
+    net = Hidden(born)
+    net.last.register_full_backward_hook(lambda module, before, after: seen.append(after))
+    summed(net, INPUTS)
+    assert seen
 
 
 class Force(nn.Module):
