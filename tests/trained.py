@@ -63,6 +63,11 @@ def started(plan, **options):
     return plan.start(model(), squares, noise=SeededNoise(3), **options)
 
 
+def use(run, users, **options):
+    """Uses a batch, of its users' rows of X and targets 2 X."""
+    return run.backward(X[users], 2 * X[users], **options)
+
+
 def gradient(run):
     return torch.cat([p.grad.flatten() for p in run.module.parameters()])
 

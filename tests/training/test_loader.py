@@ -14,7 +14,7 @@ import trained
 from rules import permitted
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
-from trained import STEPS, X, gradient, model, squares, started
+from trained import STEPS, X, gradient, model, squares, started, use
 
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_guarantee
@@ -56,10 +56,6 @@ class Named(Dataset):
 def empty(plan):
     """Batches of nobody."""
     return replace(plan, sampling=CyclicPoisson(1, 1e-9))
-
-
-def use(run, users, **options):
-    run.backward(X[users], 2 * X[users], **options)
 
 
 def close(found, expected):

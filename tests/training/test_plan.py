@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import trained
-from trained import X, gradient, model, named, rebuilt, squares, started
+from trained import X, gradient, model, named, rebuilt, squares, started, use
 
 from torchdp.description import described
 from torchdp.factorization import BandedStrategy, BufferedStrategy, StreamStrategy
@@ -195,8 +195,7 @@ def test_memory_is_passed_on_to_clipping(plans, monkeypatch):
     gradients = []
     for options in ({}, {"memory": 1}):
         run = started(plans["independent"], **options)
-        users = next(iter(run))
-        run.backward(X[users], X[users])
+        use(run, next(iter(run)))
         gradients.append(gradient(run))
     torch.testing.assert_close(*gradients)
     assert seen == [clipping.MEMORY, 1]
@@ -263,7 +262,7 @@ def test_a_run_adds_the_plans_noise_to_what_is_clipped(plans, kind):
     noise = []
     for users in run:
         total = clip_and_sum(run.module, squares, X[users], 2 * X[users], plan.bound)
-        run.backward(X[users], 2 * X[users])
+        use(run, users)
         noise.append(gradient(run).double() * plan.batch - total)
     assert len(noise) == run.step == 8
     assert run.guarantee is plan.guarantee
@@ -297,8 +296,7 @@ def test_a_run_says_what_noise_is_in_a_gradient_also_when_it_is_resumed(plans, k
     for step, expected in enumerate(deviations.tolist()):
         if step == 3:
             run = plan.resume(model(), squares, secret, step=step)
-        users = next(iter(run))
-        run.backward(X[users], 2 * X[users])
+        use(run, next(iter(run)))
         assert run.deviation == pytest.approx(expected)
 
 
@@ -363,8 +361,7 @@ def test_a_plan_comes_back_from_its_file(stored_plans, kind, tmp_path):
     for each in (plan, loaded):
         run = started(each)
         torch.save(run.secret_state(), tmp_path / "secret")
-        users = next(iter(run))
-        run.backward(X[users], X[users])
+        use(run, next(iter(run)))
         gradients.append(gradient(run))
     assert torch.equal(*gradients)
     # By torch.load's default.

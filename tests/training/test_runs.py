@@ -19,7 +19,7 @@ import torch
 from laws import stored
 from scipy.stats import beta
 from torch import nn
-from trained import KINDS, STEPS, X, gradient, model, named, plans, squares, started
+from trained import KINDS, STEPS, X, gradient, model, named, plans, squares, started, use
 
 from torchdp.factorization import BandedStrategy
 from torchdp.noise import SeededNoise
@@ -34,7 +34,7 @@ def train(run, steps=STEPS):
     seen = []
     optimizer = torch.optim.SGD(run.module.parameters(), 0.1)
     for users in itertools.islice(run, steps):
-        run.backward(X[users], 2 * X[users])
+        use(run, users)
         seen.append((users.tolist(), gradient(run)))
         optimizer.step()
     return seen
@@ -101,7 +101,7 @@ def test_steps_that_the_ledger_knows_are_never_drawn_again(kind, tmp_path):
     # After the note, before the noise.
     run.noise.forward = killed
     with pytest.raises(KeyboardInterrupt):
-        run.backward(X[users], 2 * X[users])
+        use(run, users)
     # With the model and the step of a checkpoint at 0.
     again = plan.resume(model(), squares, secret, ledger=path)
     assert again.step == 4
@@ -140,10 +140,10 @@ def test_guarantee_two_runs_with_one_ledger_never_release_one_step_twice(plans, 
     runs = [first]
     runs += [plan.resume(model(), squares, first.secret_state(), ledger=path) for _ in range(2)]
     users = [next(iter(run)) for run in runs]
-    first.backward(X[users[0]], 2 * X[users[0]])
+    use(first, users[0])
     for i in (1, 1, 2):
         with pytest.raises(RuntimeError, match="another run has spent step 1"):
-            runs[i].backward(X[users[i]], 2 * X[users[i]])
+            use(runs[i], users[i])
         assert runs[i].step == 0
     train(first, 2)
     late = plan.resume(model(), squares, first.secret_state(), ledger=path)
@@ -214,7 +214,7 @@ def test_a_layer_that_is_unfrozen_later_is_refused_before_its_step_is_spent(plan
     users = next(iter(run))
     net[1].requires_grad_(True)
     with pytest.raises(ValueError, match="other trainable parameters"):
-        run.backward(X[users], X[users])
+        use(run, users)
     assert run.step == 0
 
 
@@ -275,7 +275,7 @@ def test_gradients_made_elsewhere_are_those_of_the_batch_and_losses_are_means(pl
         with pytest.raises(ValueError, match=message):
             run.release(wrong)
     mean = squares(run.module(X[users]), 2 * X[users]).mean()
-    torch.testing.assert_close(run.backward(X[users], 2 * X[users]), mean.detach())
+    torch.testing.assert_close(use(run, users), mean.detach())
 
 
 def net():
