@@ -84,11 +84,13 @@ def most(sums, factor=100.0, sizes=range(3, 12)):
 
     Each size was seen before: what is looked at in a first batch has usual numbers.
     """
+    # What is kept of a first batch must not serve one that is far off.
     for n in range(2, 12):
         sums(*batch(n, b"seen"), BOUND)
     moves = []
     for n in sizes:
         x, y = batch(n, bytes([n]))
+        # Only this one is there or not.
         x[-1] *= factor
         with_it, _ = sums(x, y, BOUND)
         without, _ = sums(x[:-1], y[:-1], BOUND)
@@ -131,6 +133,7 @@ def test_half_precision_keeps_the_fast_route_and_what_it_hides_is_followed(share
     def use(z, x):
         return z + share * (others_gradients(z, x) - z) if share else z
 
+    # In half precision no comparison of numbers shows a thousandth.
     sums = Clipper(Hidden(use).bfloat16(), cross_entropy)
     x, y = batch(7)
     sums(x.bfloat16(), y, BOUND)
@@ -151,6 +154,7 @@ def test_guarantee_python_in_the_backward_pass_is_part_of_the_program():
         return g + before(g) if len(g) > 20 else g * 1.0
 
     sums = fast(Hidden(lambda z, x: Backward.apply(z, late)))
+    # In few rows nothing mixes: that program is served, and is no other one's.
     sums(*batch(7), BOUND)
     with pytest.raises(ValueError, match="examples meet in add"):
         sums(*batch(30), BOUND)
@@ -236,6 +240,7 @@ LATER = {  # what a module does from some batch on, by calls that look as before
 def test_guarantee_a_program_that_differs_in_a_constant_is_another_one(name):
     calls = []
     sums = fast(Hidden(lambda z, x: LATER[name](z, len(calls))))
+    # Followed once, the second batch's program would be taken for the first one's.
     with pytest.raises(ValueError, match=rf"{REFUSED}|examples meet in"):
         for _ in range(2):
             sums(*batch(7), BOUND)
@@ -273,6 +278,7 @@ def test_guarantee_what_a_module_returns_is_part_of_the_program():
     net = Returns(unchanged)
     sums = fast(net)
     sums(*batch(7), BOUND)
+    # The calls are the same, but for what is done with them.
     net.late = True
     with pytest.raises(ValueError, match=REFUSED):
         sums(*batch(7), BOUND)
@@ -392,8 +398,10 @@ def test_guarantee_an_example_at_which_the_fast_route_fails_changes_no_other_one
     _, y = batch(9)
     words = torch.arange(8, 17)[:, None]
     sums(words, y, BOUND)
+    # Under factors bool() of data is False: these take the usual branch.
     words[:-1] = 7
     sums(words, y, BOUND)
+    # An index that fails alone would send all to the loop.
     words[-1] = 50
     with pytest.raises(ValueError, match=r"which is False here, and fails now.*IndexError"):
         sums(words, y, BOUND)
@@ -419,6 +427,7 @@ def test_guarantee_what_python_keeps_of_the_examples_is_not_written_past_the_rec
     def use(z, x):
         old = past.clone()
         largest = x.detach().abs().amax()
+        # .data has no history, and keeps the batch's largest number for the next one.
         past.data.copy_(torch.maximum(old, largest))
         return z / old
 
@@ -436,6 +445,7 @@ def test_a_row_without_a_gradient_vouches_for_nothing():
     sums = Clipper(Hidden(use), cross_entropy)
     x, y = batch(7)
     total, _ = sums(x * float("nan"), y, BOUND)
+    # Gradients that are no numbers count as 0.
     assert not total.any()
     sums(x, y, BOUND)
     assert sums.route.startswith("vmap")
@@ -484,6 +494,7 @@ def test_branches_on_data_that_some_checked_example_takes_are_left_to_other_rout
         return others_gradients(z, x) if bool(positive.any()) else z
 
     sums = Clipper(Hidden(use), cross_entropy)
+    # Examples alone, in the check, take the branch that the batch does not.
     sums(*batch(9, b"if"), BOUND)
     assert sums.route.startswith("loop")
     assert "bool" not in sums.route.split(";")[0]
@@ -505,6 +516,7 @@ def templates(sums):
 def test_whole_numbers_that_count_no_examples_keep_the_fast_route():
     """13 and 26 are numbers of the module; its program is followed once, for batches of any size."""
     sums = fast(Hidden(lambda z, x: z.clamp(-13, 26)))
+    # Were 13 examples followed, 13 and 26 would count them.
     for n in (7, 200):
         sums(*batch(n), BOUND)
     assert len(templates(sums)) == 1

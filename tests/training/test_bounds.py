@@ -157,6 +157,7 @@ def test_guarantee_rows_are_scaled_by_what_they_were_clipped_to(monkeypatch):
         run._bound = 1e-4
         return clipped(gradients, bound)
 
+    # Scaled by the new bound, the row would be ten times too long.
     monkeypatch.setattr(run_module, "clipped_rows", moving)
     run.admit([USERS - 1])
     run.release([X[-1:, None]])
@@ -178,6 +179,7 @@ def test_after_a_kill_within_a_step_the_bound_is_that_step_s_own(tmp_path):
     def killed(total):
         raise KeyboardInterrupt
 
+    # The step is noted, and its noise not drawn.
     run.noise.forward = killed
     with pytest.raises(KeyboardInterrupt):
         run.backward(X[users], X[users, :1])
@@ -200,6 +202,7 @@ def test_guarantee_only_an_adaptive_plan_takes_its_bound_from_a_state(tmp_path):
     assert plain.resume(model(), linear, secret, step={"step": 0, "bound": 9.0}).bound == LIMIT
     with pytest.raises(ValueError, match="secret must be"):
         plan.resume(model(), linear, secret, step=0)
+    # Of another share and quantile the same noise would hide other rows.
     secret = plan.start(model(), linear).secret_state()
     with pytest.raises(ValueError, match="another plan"):
         plain.adapted(AdaptiveBound()).resume(model(), linear, secret, step=0)
@@ -230,6 +233,7 @@ def test_the_bound_finds_the_quantile_of_norms(quantile, start):
     net = nn.Linear(1, 1, bias=False).double()
     run = plan.adapted(AdaptiveBound(quantile)).start(net, linear, noise=SeededNoise(4))
     bounds = []
+    # The noise of the count is a hundredth of the batch.
     for batch in run:
         run.release([norms[batch]])
         bounds.append(run.bound)
@@ -257,6 +261,7 @@ def grouped_sum(plan, rows, way, groups=SHARES, at=1.0):
 @pytest.mark.parametrize("groups", [{"body": 4, "head": 3}, {"": 0.4, "head.weight": 0.3}])
 def test_guarantee_a_user_moves_all_groups_together_by_the_plan_s_bound(make, at, groups, way):
     plan = make()
+    # One whose parts are long and short, and one all of whose parts are long.
     whole = grouped_sum(plan, GROUPED, way, groups, at)
     others = [grouped_sum(plan, without(GROUPED, user), way, groups, at) for user in (5, 11)]
     moved = (whole - torch.stack(others)) / LIMIT
@@ -291,6 +296,7 @@ def test_parts_are_clipped_one_by_one_and_an_example_is_within_where_all_are(mak
 def test_what_is_no_number_in_one_group_counts_in_the_other():
     row = GROUPED[:1].clone()
     row[0, 0] = math.nan
+    # As one vector the user would count as nothing.
     found = grouped_sum(own_batches(), row, by_release)
     expected = 0.6 * LIMIT * normalize(row[0, 3:], dim=0)
     torch.testing.assert_close(found[3:], expected, rtol=1e-6, atol=0)
@@ -318,6 +324,7 @@ def test_every_route_clips_the_groups_of_single_examples(route, at_once):
         "5.bias": ["5.bias"],
     }
     unit = bound / math.hypot(*groups.values())
+    # The longest name counts: a bias has a bound beside its layer's.
     together = [(unit * groups[name], own) for name, own in members.items()]
     expected = brute(net, cross_entropy, x, y, bound, together)
     torch.testing.assert_close(found.double(), expected, rtol=5e-5, atol=1e-7)

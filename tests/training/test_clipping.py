@@ -163,6 +163,7 @@ def test_a_cache_that_a_call_on_public_input_has_filled_is_no_memory():
     x, y = data(5)
     with pytest.raises(ValueError, match=r"changed module\.scale;.*call on public input"):
         clip_and_sum(net, cross_entropy, x, y, 1.0)
+    # What the refused call has left is put away, and the cache filled from public numbers.
     net.box.clear()
     net(torch.zeros(1, 4, dtype=torch.float64))
     assert clip_and_sum(net, cross_entropy, x, y, 1.0).any()
@@ -216,6 +217,7 @@ def test_dropout_draws_a_mask_for_each_example_and_leaves_torch_s_generator(inne
     assert not torch.equal(one, other)
     # The examples are one: only other masks give their gradients other directions.
     assert float(one.norm()) < 0.999 * 200e-3
+    # Another program's draws after this call are what they were.
     assert torch.equal(before, torch.get_rng_state())
     assert clip_and_sum(net.eval(), mse_loss, x[:3], y[:3], 1.0).any()
 
@@ -237,6 +239,7 @@ def test_guarantee_gradients_made_elsewhere_are_clipped_together(dtype):
         expected += one * min(1.0, 40.0 / float(one.norm()))
     found = clipped_sum([part.to(dtype) for part in rows], 40.0)
     torch.testing.assert_close(found, expected.to(dtype), rtol=1e-4, atol=1e-4)
+    # Of nobody the sum is 0.
     assert not clipped_sum([part[:0] for part in rows], 1.0).any()
 
 
@@ -253,6 +256,7 @@ def test_guarantee_squares_that_float32_does_not_have(scale):
 def test_guarantee_an_example_far_off_moves_the_sum_by_the_bound_at_most(far):
     """And no other example's part: 4,000 are clipped in one direction."""
     rows = torch.full((4001, 40), 3.0)
+    # Its square is no number of float32.
     rows[7] = far
     others = torch.cat([rows[:7], rows[8:]])
     without = clipped_sum([others], 1.0).double()
@@ -293,6 +297,7 @@ def test_guarantee_a_second_example_changes_nothing_of_the_first_one():
     def loss(output, target):
         return 100 * (output[:, 0] - output[:, 1]).sum(1)
 
+    # By factors' norms the second example would be scaled below its bound, or the first one.
     one, two = [clip_and_sum(net, loss, x[:n], torch.zeros(n), 1e-6) for n in (1, 2)]
     assert 0.99 < float((two - one).norm()) * 1e6 <= 1 + 1e-6
 

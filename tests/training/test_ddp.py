@@ -136,6 +136,7 @@ def test_a_run_of_two_processes_is_that_of_one(tmp_path, adaptive):
     together = [sorted(a + b) for a, b in zip(first[1], second[1], strict=True)]
     assert together == [sorted(users) for users in batches]
     sizes = [first[2], second[2]]
+    # None has all of the past: the first has a chunk, the last one what is left.
     assert sum(sizes) >= size == 5 + adaptive
     assert max(sizes) == 3
 

@@ -225,12 +225,14 @@ def test_sums_are_those_of_plain_autograd_and_which_route_is_taken(name):
     # float32's norms are taken too large by SLACK; the largest half of the examples is clipped.
     tolerance = 1e-2 if name in ROUGH else 4 * SLACK
     tolerance = 1e-12 if y.dtype == torch.float64 else tolerance
+    # Some are clipped, or none is.
     sums = Clipper(net, squares)
     for at_once, bound in ((4, sorted(norms)[N // 2]), (100, 1e3)):
         found, _ = sums(x, y, bound, at_once=at_once)
         assert distance(found, brute(net, squares, x, y, bound)) < tolerance
         assert found.dtype == torch.promote_types(y.dtype, torch.float32)
     assert sums.route.startswith("factors" if name in CASES else "vmap"), sums.route
+    # A gradient that is left would be added to the next private one.
     assert all(p.grad is None for p in net.parameters())
 
 
@@ -249,6 +251,7 @@ def test_a_module_that_uses_a_weight_in_another_way_than_at_first(use):
     sums = Clipper(net, squares)
     sums(x, y, 0.1)
     assert sums.route.startswith("factors")
+    # The weight has a use without a rule, or one more product.
     net.call = lambda f, x: f(x) + use(f, x)
     found, _ = sums(x, y, 0.1)
     assert distance(found, brute(net, squares, x, y, 0.1)) < 4 * SLACK
@@ -298,6 +301,7 @@ def test_an_input_that_is_written_over_is_no_factor():
         return out + h.mul_(0.5)
 
     net = Calls(use, wide())
+    # A factor that was kept would be half of what the layer saw.
     net.inner.bias.requires_grad_(False)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         clip_and_sum(net, squares, draw(96), torch.zeros(N), 0.1)
@@ -306,6 +310,7 @@ def test_an_input_that_is_written_over_is_no_factor():
 def test_compiled_parts_run_as_they_are():
     net, x, y = made(CASES["layers"])
     plain = clip_and_sum(net, squares, x, y, 0.1)
+    # Compiled code calls no function of torch that is seen.
     net[0].compile(backend="eager")
     net(x)
     sums = Clipper(net, squares)
@@ -367,6 +372,7 @@ def test_guarantee_norms_are_never_too_small_and_close_where_little_cancels(term
             b[:, 1] = -b[:, 0] * (1 - left)
             b[:, 2:] = 0
         exact = torch.linalg.matrix_norm(b.mT @ a)
+        # Squares of products round to 0 where all but 1e-9 cancels.
         found = factors.Products(a, b).norms()
         assert (found >= exact * (1 - 1e-13)).all()
         if left > 1e-4:
@@ -377,6 +383,7 @@ def test_guarantee_factors_whose_squares_are_no_numbers():
     net = nn.Linear(96, 64, bias=False).double()
     x = torch.full((1, 96), 1e-165, dtype=torch.float64)
     y = torch.zeros(1).double()
+    # Squares of 1e-165 are 0, of 1e150 infinite; the product of the lengths is neither.
     total = clip_and_sum(net, lambda out, y: 1e150 * out.sum(), x, y, 1e-30)
     assert float(total.norm() / 1e-30) == pytest.approx(1, abs=1e-5)
 
@@ -400,6 +407,7 @@ def test_guarantee_rows_that_cancel_keep_the_bound():
 def test_parts_of_the_examples_are_the_whole(monkeypatch, memory):
     net, x, y = made(CASES["words"])
     whole = clip_and_sum(net, squares, x, y, 0.1)
+    # One example at a time.
     monkeypatch.setattr(factors, "AT_ONCE", 1)
     torch.testing.assert_close(clip_and_sum(net, squares, x, y, 0.1, memory=memory), whole)
 

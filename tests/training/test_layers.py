@@ -65,6 +65,7 @@ def test_state_dict_deepcopy_pickle_and_to(public):
     layer = layer_of(public)
     x = points(4, 5)
     fresh = layer_of(public)
+    # A layer that forgot its buffers would be another function.
     for buffer in fresh.buffers():
         buffer.zero_()
     fresh.load_state_dict(stored(layer.state_dict()))
@@ -93,6 +94,7 @@ def test_vmap_and_autocast(public):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("public", [FAMILIES[0], "sketch"])
 def test_compile_in_one_graph(public):
+    # A break of the graph would be an error here.
     torch._dynamo.reset()
     layer = layer_of(public)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)

@@ -98,6 +98,7 @@ def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, tmp_path):
     last = tmp_path / "kept" / f"step={stop}.ckpt"
     key = run.secret_state()["key"]
     assert run.step == stop
+    # The control: the key is found where it is.
     assert holds(secret, key)
     assert not holds(tmp_path / "kept", key)
     # Of a kill between the last checkpoint and the last step.
@@ -117,6 +118,7 @@ def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, tmp_path):
     message = f"ckpt_path must be of this run: the checkpoint is at step {stop}, the run"
     with pytest.raises(ValueError, match=message):
         trainer().fit(net, Passes(fresh, DATA), ckpt_path=last)
+    # Its noise is not spent on another model.
     assert fresh.step == 0
 
 
@@ -175,6 +177,7 @@ def test_guarantee_what_would_break_a_run_is_refused_before_a_step_is_spent(
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+    # A model that moved without noise would show its users.
     assert run.step == 0
     assert torch.equal(flat(net), before)
 

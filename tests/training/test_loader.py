@@ -104,6 +104,7 @@ def test_a_loader_reads_the_batches_of_the_run_ahead(plans, kind, workers):
     assert not list(run.loader(Named()))
     assert torch.equal(torch.cat(rows), torch.cat(batches))
     assert torch.equal(torch.stack(found), torch.stack(gradients))
+    # torch's own generator would be repeated by another program.
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -118,6 +119,7 @@ def test_each_iteration_is_one_pass_or_the_rest_of_one(plans):
         for batch in passes:
             run.backward(*batch)
         seen.append(run.step - before)
+    # The rest of the first pass, the second one, and no step is left.
     assert seen == [3, 4, 0]
 
 
@@ -164,6 +166,7 @@ def test_a_batch_of_one_loader_is_no_other_ones(plans):
     run = started(plans["independent"])
     first, second, third = [run.loader(DATA) for _ in range(3)]
     batch = next(first)
+    # Its users would never be in a step, and the next ones too early.
     with pytest.raises(RuntimeError, match="was not used"):
         next(second)
     run.backward(*batch)
@@ -305,6 +308,7 @@ def test_threads_share_the_parts_of_a_step(plans):
         use(run, user[None], more=True)
 
     threads = [threading.Thread(target=use_one, args=(user,)) for user in users[1:]]
+    # A part that is lost or counted twice changes the sum.
     for each in threads:
         each.start()
     for each in threads:
@@ -389,6 +393,7 @@ def test_guarantee_who_comes_too_soon_or_too_often_is_refused_also_after_a_kill(
         for each in (again, run):
             with pytest.raises(ValueError, match="may not participate"):
                 each.admit([user])
+    # Noise and attendance go on where they were.
     gradients = begun + admitted(again, BATCHES[5:])
     assert torch.equal(torch.stack(gradients), torch.stack(admitted(started(plan), BATCHES)))
     with pytest.raises(RuntimeError, match="8 steps are spent"):
@@ -403,6 +408,7 @@ def test_a_batch_is_admitted_before_it_is_used_and_used_before_the_next(plans):
     run = started(chosen(RULE).best)
     with pytest.raises(RuntimeError, match=NO_BATCH):
         run.backward(X[:3], X[:3])
+    # Who is admitted is in the step: other rows are of other users.
     run.admit([0, 1])
     with pytest.raises(ValueError, match="all the batch's 2 users"):
         run.backward(X[:3], X[:3])

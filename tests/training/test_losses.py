@@ -129,6 +129,7 @@ def test_the_loss_is_of_one_example_and_reaches_what_it_reaches(name, at_once):
     make, criterion = SERVED[name]
     net = make()
     loss = criterion(net)
+    # What stands in for a parameter must be what the loss sees, too.
     found = clip_and_sum(net, loss, X, Y, BOUND, at_once=at_once)
     assert agrees(found, net, loss, X, Y)
 
@@ -170,6 +171,7 @@ def test_a_parameter_that_no_example_reaches_is_refused_by_name_or_accepted_by_n
     for named in ((idle,), (f"{idle}.weight", f"{idle}.bias")):
         found = clip(x, Y, unused=named)
         assert agrees(found, net, F.cross_entropy, x, Y)
+    # Nobody reaches anything, and nothing is refused for it.
     assert clip(x[:0], Y[:0], unused=[idle]).shape == found.shape
     net.get_submodule(idle).requires_grad_(False)
     assert clip(x, Y).any()
@@ -178,6 +180,7 @@ def test_a_parameter_that_no_example_reaches_is_refused_by_name_or_accepted_by_n
 def test_parameters_are_looked_for_in_the_first_batch_that_has_examples():
     sums = Clipper(Idle(), F.cross_entropy)
     sums(X[:0], Y[:0], BOUND)
+    # A call that was refused vouches for no later one.
     for _ in range(2):
         with pytest.raises(ValueError, match=r"reaches, idle\.weight"):
             sums(X, Y, BOUND)
@@ -229,6 +232,7 @@ def test_guarantee_a_loss_inside_of_the_module_that_is_not_of_one_example_is_ref
     net = Inner(MIXED[name], route == "loop")
     inputs = {"x": X, "labels": Y}
     routes = ROUTES[ROUTES.index(route) :]
+    # Each row alone has a loss: only all rows together show the divisor.
     with pytest.raises(ValueError, match=MEANS):
         clip_and_sum(net, first_output, inputs, Y, BOUND, routes=routes, at_once=at_once)
 
@@ -337,6 +341,7 @@ def test_class_weights_are_refused_in_whatever_batch_they_first_differ():
     one_class = torch.zeros(N, dtype=torch.int64)
     found = clip_and_sum(net, by_weights, X, one_class, BOUND)
     assert agrees(found, net, by_weights, X, one_class)
+    # In the first pieces all weights are one.
     two_classes = one_class.clone()
     two_classes[-1] = 1
     for at_once in (256, 6):

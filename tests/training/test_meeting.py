@@ -218,6 +218,7 @@ PLAIN = {
 @pytest.mark.parametrize("name", MIXING)
 def test_guarantee_what_mixes_examples_is_refused_at_the_first_batch_on_every_route(name, routes):
     """12 rows divide the width of 24; one row comes first or not: nothing shows in it."""
+    # A first batch of one must not vouch for later ones.
     for sizes in ((12,), (1, 12)):
         sums = Clipper(Hidden(MIXING[name]), F.cross_entropy, routes=routes)
         with pytest.raises(ValueError, match=r"module mixes examples|served by none"):
@@ -229,6 +230,7 @@ def test_guarantee_what_mixes_examples_is_refused_at_the_first_batch_on_every_ro
 @pytest.mark.parametrize("name", MIXING | MORE)
 def test_guarantee_what_mixes_examples_is_seen_in_the_operations_alone(name, monkeypatch):
     """Without a look at outputs, whatever the numbers are."""
+    # Else a module that shows its mixing would be refused for that.
     for part in ("clipping", "routes"):
         monkeypatch.setattr(f"torchdp.training.{part}.meet", lambda *given: None)
     sums = fast(Hidden((MIXING | MORE)[name]))
@@ -244,6 +246,7 @@ def test_modules_that_do_not_mix_keep_the_fast_route(name):
         sums = Clipper(net, F.cross_entropy)
         total, _ = sums(*batch(n), BOUND)
         assert sums.route.startswith("factors"), (n, sums.route)
+    # Fast and wrong would be no service.
     expected = brute(net, F.cross_entropy, *batch(33), BOUND)
     assert (total - expected).norm() < 1e-4 * expected.norm()
 
@@ -326,6 +329,7 @@ def test_guarantee_parameters_that_a_forward_pass_changes_are_put_back_and_it_is
     ids=["hidden", "data"],
 )
 def test_guarantee_a_custom_function_with_a_vmap_rule_of_its_own_is_not_run_by_vmap(use):
+    # Under vmap each row is one, and such a rule sees all of them.
     with pytest.raises(ValueError, match="OwnRule has a rule of its own for vmap"):
         clip_and_sum(Hidden(use), F.cross_entropy, *batch(5), BOUND, routes=("vmap",))
     sums = Clipper(Hidden(use), F.cross_entropy)
@@ -396,6 +400,7 @@ def test_guarantee_an_example_moves_no_later_sum_by_what_attributes_hold(remembe
         x, y = batch(9, b"far")
         x[0] *= factor
         clipper(x, y, BOUND)
+        # Where the far number is remembered, these gradients are smaller.
         later, _ = clipper(*batch(9, b"later"), BOUND)
         sums.append(later)
         # The control: called as it is, the module does remember.
@@ -448,6 +453,7 @@ def test_a_run_refuses_what_mixes_before_a_step_is_spent():
     users = next(iter(run))
     with pytest.raises(ValueError, match="module mixes examples"):
         run.backward(x[users], y[users])
+    # Nothing was released: the step is left for a mended module.
     assert run.step == 0
 
 

@@ -124,6 +124,7 @@ def test_the_state_dict_holds_no_secret_and_alone_draws_no_noise():
     with pytest.raises(ValueError, match="the secret state is at step 0, the state dict at 3"):
         parent["noise"].load_secret_state(state)
     parent["noise"].load_secret_state(noise.secret_state())
+    # From there on it is the same stream.
     assert torch.equal(run(parent["noise"], 5), run(noise, 5))
 
 
@@ -173,6 +174,7 @@ def test_a_forked_child_draws_nothing():
         except RuntimeError as error:
             os._exit(7 if "before a fork" in str(error) else 8)
         os._exit(9)
+    # Both would draw one step's noise, for two sums.
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     noise(ZERO)
 
@@ -196,6 +198,7 @@ def test_another_key_is_another_stream_and_steps_do_not_repeat():
 def test_casts_and_autocast_move_no_number():
     noise = make()
     parent = torch.nn.ModuleList([make()])
+    # A key or a past in half precision would be other noise.
     parent.half().float().bfloat16().to(torch.float16).to_empty(device="cpu")
     assert torch.equal(noise.strategy.dense(), parent[0].strategy.dense())
     assert torch.equal(run(parent[0]), run(noise))
@@ -254,6 +257,7 @@ def test_scales_that_the_dtype_can_hold_change_nothing():
         rest = {"participation": Epochs(3), "noise": SeededNoise(1)}
         noise = calibrated_noise(C, SIZE, **BUDGET, **rest)
         outputs.append(noise(torch.zeros(SIZE)))
+    # C and sigma are scaled alike, which is one distribution.
     torch.testing.assert_close(*outputs)
 
 

@@ -53,6 +53,7 @@ def test_signs_that_do_not_fit_are_a_bound_that_says_so():
 
 def test_rounding_below_zero_leaves_it_exact():
     C = torch.eye(STEPS, dtype=torch.float64)
+    # As a computed strategy has them above its bands.
     C[0, 3] = -1e-15
     C[0, 1] = -0.5
     assert sensitivity(C, Epochs(3)).exact
@@ -122,6 +123,7 @@ def compared(count):
         moved = users(rule, C.shape[1]) @ C.mT
         truth = float(moved.norm(dim=1).max())
         attained = math.isclose(found.value, truth, rel_tol=1e-9)
+        # Too small, and a user moves the sum further than the noise is made for.
         assert found.value >= truth
         assert found.attained <= truth * (1 + 1e-12)
         assert attained or not found.exact
@@ -147,6 +149,7 @@ def test_guarantee_unit_vectors_move_no_further_than_signs_say():
 
 
 def test_a_search_that_is_cut_short_is_a_bound_and_says_so(monkeypatch):
+    # A search that ends early and claims to be exact would be too small.
     monkeypatch.setattr(worst_sets, "NODES", 0)
     assert compared(150)["exact"] < 150
 

@@ -83,6 +83,7 @@ def test_guarantee_an_attack_on_all_steps_attains_it_and_no_more():
     with_user = losses(C, True)
     removed = lost(found.epsilon, with_user)
     added = lost(found.epsilon, -losses(C, False))
+    # Who is added and who is removed are told by other likelihoods.
     worst, error = max(removed, added)
     assert worst <= delta + 4 * error
     assert worst >= 0.97 * delta - 4 * error
@@ -117,6 +118,7 @@ def test_sampled_batches_are_their_groups_independently_at_their_chance():
 def test_guarantee_a_chance_is_rounded_down_and_by_no_more_than_a_word(monkeypatch, chance):
     """floor(2^63 chance) of the 2^63 words take part: the last one that does, and the next."""
     words = math.floor(Fraction(chance) * 2**63)
+    # Rounded up, the second user would take part.
     drawn = torch.tensor([words - 1, words])
     monkeypatch.setattr(SeededNoise, "integers", lambda draws, shape: drawn)
     assert next(iter(SampledBatches(CyclicPoisson(1, chance), 2, 1))) == [0]
@@ -156,6 +158,7 @@ def test_guarantee_first_steps_spend_no_more_than_all():
     plan = named(choice)["fixed order"]
     spent = [plan.spent(steps) for steps in range(9)]
     assert max(each.epsilon for each in spent) <= plan.guarantee.epsilon
+    # Before anything is released nothing is spent.
     assert spent[0].epsilon == 0
     assert not spent[7].exact
     assert plan.guarantee.exact
@@ -198,6 +201,7 @@ def test_memory_is_passed_on_to_clipping(plans, monkeypatch):
         use(run, next(iter(run)))
         gradients.append(gradient(run))
     torch.testing.assert_close(*gradients)
+    # The sums agree whatever it is: only the call shows it.
     assert seen == [clipping.MEMORY, 1]
     with pytest.raises(ValueError, match="memory must be"):
         started(plans["independent"], memory=0)
@@ -214,6 +218,7 @@ def test_each_process_of_a_group_has_a_ledger_of_its_own(plans, monkeypatch, tmp
         plan.resume(model(), squares, secret, ledger=path)
     kept = {file.name: file.read_text() for file in tmp_path.iterdir()}
     assert kept.keys() == {"steps", "steps.1"}
+    # Of one run: whichever is read, the step is known.
     assert kept["steps"] == kept["steps.1"]
     with pytest.raises(FileExistsError):
         started(plan, ledger=path)
@@ -443,6 +448,7 @@ def test_guarantee_a_file_of_others_runs_nothing(plans, tmp_path):
         torch.save(each, path)
         with pytest.raises(ValueError, match=r"is not what Plan\.save writes"):
             Plan.load(path)
+    # By pickle alone a file could run anything.
     for octets in (pickle.dumps(Planted(), 2), b""):
         path.write_bytes(octets)
         with pytest.raises(ValueError, match=r"is not what Plan\.save writes"):

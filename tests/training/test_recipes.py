@@ -26,6 +26,7 @@ MASKS = keyed_generator(b"masks")
 def summed(net, x, loss=F.cross_entropy, y=LABELS, route="factors", tolerance=1e-4, **options):
     """The sum of a second call, held to plain autograd where nothing is drawn."""
     sums = Clipper(net, loss)
+    # The second batch takes the program that the first one has shown.
     for _ in range(2):
         total, _ = sums(x, y, BOUND, **options)
     assert sums.route.startswith(route), sums.route
@@ -190,6 +191,7 @@ def test_recurrent_layers_are_unrolled(kind, both, bias):
 
 
 def test_recurrent_layers_draw_masks():
+    # Between the layers, for each example its own.
     layer = nn.LSTM(6, 8, 2, dropout=0.5, batch_first=True)
     summed(Recurrent(layer), SEQUENCES, dropout=MASKS)
 
@@ -228,6 +230,7 @@ def test_convolutions_of_channels_under_autocast():
 def test_bags_of_words_but_for_padding(mode, padding, route):
     torch.manual_seed(0)
     bag = nn.EmbeddingBag(50, 8, mode=mode, padding_idx=padding)
+    # A word that counts as none has a gradient of 0.
     words = WORDS.where(WORDS > 20, 0)
     summed(nn.Sequential(bag, nn.Linear(8, 3)), words, route=route)
 
@@ -314,6 +317,7 @@ def test_speech_models_are_served():
     net = transformers.Wav2Vec2ForSequenceClassification(config).eval()
     x = {"input_values": torch.randn(4, 400, generator=keyed_generator(b"speech"))}
     y = LABELS[:4]
+    # Used in training alone: noise would move it.
     with pytest.raises(ValueError, match=r"masked_spec_embed.*unused="):
         clip_and_sum(net, of_logits, x, y, BOUND)
     total = clip_and_sum(net, of_logits, x, y, BOUND, unused=["wav2vec2.masked_spec_embed"])
@@ -407,5 +411,6 @@ def task(name, form):
 def test_models_of_transformers_are_served_and_the_package_is_as_it_was(name, form):
     functions = dict(dict.items(ACT2FN))
     x, loss = task(name, form)
+    # Its functions are swapped in passes of other libraries, and left so.
     summed(transformer(name), x, loss, LABELS[:4])
     assert dict(dict.items(ACT2FN)) == functions

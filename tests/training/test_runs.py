@@ -87,6 +87,7 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(kind, adaptive, stop, kept):
         assert users == others
         # A new run takes its first batch in parts, whose sums round otherwise.
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-8)
+    # No step is left for a second time.
     assert list(again) == []
 
 
@@ -139,6 +140,7 @@ def test_guarantee_two_runs_with_one_ledger_never_release_one_step_twice(plans, 
     first = started(plan, ledger=path)
     runs = [first]
     runs += [plan.resume(model(), squares, first.secret_state(), ledger=path) for _ in range(2)]
+    # All of them have the first step's batch, and its noise.
     users = [next(iter(run)) for run in runs]
     use(first, users[0])
     for i in (1, 1, 2):
@@ -175,6 +177,7 @@ def test_guarantee_a_batch_serves_one_step_whatever_interrupts_it(plans, kind):
         run.release(g)
     users = next(batches)
     # As an interrupt could leave them before the batch is out.
+    # The batch of step 1 must come again, not that of a later one.
     for step in (2, 4):
         run.batches.step = step
         run._waiting = Waiting()
@@ -221,6 +224,7 @@ def test_a_layer_that_is_unfrozen_later_is_refused_before_its_step_is_spent(plan
 def test_the_state_dict_and_the_ledger_hold_no_secret(plans, tmp_path):
     run = started(plans["banded"], ledger=tmp_path / "ledger")
     train(run, 2)
+    # With the key the noise can be subtracted.
     key = run.secret_state()["key"]
     text = (tmp_path / "ledger").read_text()
     assert bytes(key.tolist()).hex() not in text
@@ -355,6 +359,7 @@ def check(plan, place, start, outs):
     assert len(out) == len(outs)
     lines = (place / "ledger").read_text().splitlines()[1:]
     known = [int(line.split()[0]) for line in lines if line]
+    # Noted first: a step that is out and not noted would be drawn again.
     assert max(out, default=-1) < max(known, default=0)
     whole = plan.resume(net(), squares, start, step=0)
     for users in whole:
@@ -381,6 +386,7 @@ def test_guarantee_no_step_is_out_twice_after_any_kill(plans, kind, tmp_path):
         check(plan, place, start, outs)
         kills += killed_times
         released += len(outs)
+        # Enough to meet each line of a step.
         if kills >= 80:
             break
     assert released > 20
@@ -447,5 +453,6 @@ def test_guarantee_a_canary_in_real_runs_shows_no_more_than_the_plan_says(name):
     epsilon, delta = shown(plan, 400)
     assert epsilon <= 0.5
     assert delta > 0.02
+    # The control: an attack that sees nothing would pass everything.
     epsilon, _ = shown(replace(plan, sigma=plan.sigma / 3), 400)
     assert epsilon > 0.5

@@ -258,6 +258,7 @@ def test_guarantee_rounding_of_terms_that_cancel_is_in_the_sensitivity_and_hides
     assert_rounded(C, truth, range(0, n, 10))
     user = [sum(row[::20]) for row in truth]
     moved = dot(user, user)
+    # Too large a rounding would be no proof, too small a wrong one.
     found = sensitivity(C, Epochs(20))
     assert found.exact
     assert moved <= Fraction(found.value) ** 2 <= moved * (1 + Fraction(1, 10**8))
@@ -309,6 +310,7 @@ def test_guarantee_no_set_and_no_signs_move_further_than_the_sensitivity(name):
 @ALL
 @pytest.mark.parametrize("cuts", [(0, 7, 40), (0, 16, 17, 33, 40)])
 def test_parts_hold_the_numbers_of_the_whole(name, cuts, monkeypatch):
+    # Cuts lie within what is made together, and at its ends.
     monkeypatch.setattr(stream, "AT_ONCE", 16)
     C = strategy(name, 6)
     whole = run(noise_of(C, size=40))
@@ -332,6 +334,7 @@ def test_the_secret_state_resumes_the_stream(name):
         fresh = noise_of(C, seed=2)
         fresh.load_state_dict(public)
         fresh.load_secret_state(secret)
+        # Another number would be noise that no guarantee is about.
         assert torch.equal(run(fresh), whole[stop:])
     others = [
         noise_of(strategy(name, 5)),
@@ -350,6 +353,7 @@ def test_skipped_steps_are_spent(name):
     C = strategy(name, 6)
     whole = run(noise_of(C))
     late = noise_of(C)
+    # What is skipped still moves later noise.
     late.skip(3)
     assert late.step == 3
     assert torch.equal(run(late, 1), whole[3:4])
@@ -522,6 +526,7 @@ def test_bands_of_a_million_steps_are_sampled_and_others_and_their_errors_refuse
     assert sensitivity(bands, Epochs(1000)).value == pytest.approx(math.sqrt(1000 * 1.34))
     sampling = CyclicPoisson(3, 0.01)
     assert sampling.guarantee(bands, 20.0, 1.0, 1e-6).epsilon > 0
+    # Two steps of a user would share an output.
     with pytest.raises(ValueError, match="of at most 3 bands"):
         sampling.guarantee(InverseRoot(MILLION, 5), 20.0, 1.0, 1e-6)
     with pytest.raises(ValueError, match="above 4096"):
@@ -554,6 +559,7 @@ def test_tables_are_copies_and_their_digest_names_the_law():
     feeds = torch.ones(1, 2, dtype=torch.float64)
     C = Tabulated(Recurrence(3, ONE, feeds, (0, 1)))
     before = C.recurrence.digest()
+    # As a caller's optimizer would.
     feeds[0, 1] = 9.0
     assert C.recurrence.digest() == before
     assert C.dense()[1, 0] == -1

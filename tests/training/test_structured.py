@@ -36,6 +36,7 @@ def test_iterates_are_the_parameters_of_gradient_descent(momentum, decay, rates)
     unmoved = descended(0 * gradients, **options)
     moved = descended(gradients, **options)
     torch.testing.assert_close(unmoved - W.dense() @ gradients, moved)
+    # Without gradients nothing moves but by decay.
     if not decay:
         assert (unmoved == 7).all()
     # W^{-1} has three diagonals, one a column.
@@ -80,6 +81,7 @@ def test_errors_and_norms_are_those_of_the_matrices(monkeypatch, steps, bands, m
             expected = standard_errors(W.dense(), dense)
             torch.testing.assert_close(standard_errors(W, C), expected, rtol=1e-9, atol=0)
             torch.testing.assert_close(standard_errors(W, dense), expected, rtol=1e-12, atol=0)
+        # Of which a user moves one.
         torch.testing.assert_close(C.column_norms()[0], dense.norm(dim=0))
         again = BandedStrategy.of(dense)
         assert torch.equal(again.dense(), dense)

@@ -188,6 +188,7 @@ class Probed(track.Track):
             return
         constants = tuple(str(v) for v in args if not isinstance(v, torch.Tensor))
         call = (name, str(func), tuple(t.ndim for t in given), constants)
+        # One trial for each operation, number of dimensions and constants.
         if call not in self.seen:
             self.seen.add(call)
             if moves(func, args, kwargs):
@@ -234,6 +235,7 @@ def moves(func, args, kwargs):
 
     for trial in range(3):
         follower = track.Track(N)
+        # Who owns which number is drawn: a rule must hold for any owners.
         owners = {place: assigned(t, trial, g) for place, t in given.items()}
         copies = {place: t.detach().clone().contiguous() for place, t in given.items()}
         for place, t in copies.items():
@@ -248,6 +250,7 @@ def moves(func, args, kwargs):
             return False  # what is refused claims nothing
         for i in range(N):
             others = {place: changed(t, owners[place] == i, g) for place, t in copies.items()}
+            # Other numbers may be no arguments, as a place out of range.
             with contextlib.suppress(RuntimeError, IndexError):
                 pairs = zip(tensors(before), tensors(run(others)), strict=True)
                 if any(outside(follower, x, y, i) for x, y in pairs):
@@ -314,6 +317,7 @@ def test_guarantee_no_result_moves_outside_of_its_bounds_in_any_rule():
 )
 def test_a_rule_that_says_too_little_is_found(monkeypatch, wrong, function, shape):
     """Declared elementwise, each of these is seen to move outside of its bounds."""
+    # Rules are found once for each operation.
     track._rule.cache_clear()
     monkeypatch.setitem(track.RULES, wrong, track._elementwise)
     try:

@@ -126,6 +126,7 @@ def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, lora, tmp_path):
     last = tmp_path / "kept" / f"checkpoint-{stop}"
     key = run.secret_state()["key"]
     assert run.step == stop
+    # The control: the key is found where it is.
     assert holds(secret, key)
     assert not holds(tmp_path / "kept", key)
     # Of a kill between the last checkpoint and the last step.
@@ -143,6 +144,7 @@ def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, lora, tmp_path):
     message = f"must be of this run: the checkpoint is at step {stop}, the run at 0"
     with pytest.raises(ValueError, match=message):
         trained(fresh, resume_from_checkpoint=str(last))
+    # Its noise is not spent on another model.
     assert fresh.step == 0
 
 
@@ -157,6 +159,7 @@ def test_logs_and_checkpoints_do_not_say_the_loss_nor_how_many_users_there_were(
         assert ("loss" in logged) == show_loss
         assert ("train_loss" in logged) == show_loss
         assert math.isfinite(found.training_loss) == show_loss
+        # A count of operations is one of users.
         assert ours.state.total_flos == 0
         assert "learning_rate" in logged
         assert "grad_norm" in logged
