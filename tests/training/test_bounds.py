@@ -215,7 +215,13 @@ def test_guarantee_only_an_adaptive_plan_takes_its_bound_from_a_state(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("quantile", "start"), [(0.25, 0.05), (0.75, 0.05), (0.25, 20.0), (0.5, 20.0)]
+    ("quantile", "start"),
+    [
+        (0.25, 0.05),
+        (0.75, 0.05),
+        (0.25, 20.0),
+        (0.5, 20.0),
+    ],
 )
 def test_the_bound_finds_the_quantile_of_norms(quantile, start):
     """From 20 times below or above the median of lognormal norms, within a tenth of its rank."""
@@ -257,7 +263,14 @@ def grouped_sum(plan, rows, way, groups=SHARES, at=1.0):
 
 
 @WAYS
-@pytest.mark.parametrize(("make", "at"), [(own_batches, 1.0), (adaptive, 1e-3), (adaptive, 30.0)])
+@pytest.mark.parametrize(
+    ("make", "at"),
+    [
+        (own_batches, 1.0),
+        (adaptive, 1e-3),
+        (adaptive, 30.0),
+    ],
+)
 @pytest.mark.parametrize("groups", [{"body": 4, "head": 3}, {"": 0.4, "head.weight": 0.3}])
 def test_guarantee_a_user_moves_all_groups_together_by_the_plan_s_bound(make, at, groups, way):
     plan = make()

@@ -269,7 +269,12 @@ def test_guarantee_an_example_far_off_moves_the_sum_by_the_bound_at_most(far):
 
 @pytest.mark.parametrize(
     ("size", "numbers", "bound"),
-    [(1e15, 3, 2e-30), (1e38, 10_000, 1e-5), (3e38, 4, 1e-7), (1e5, 50, 1e-28)],
+    [
+        (1e15, 3, 2e-30),
+        (1e38, 10_000, 1e-5),
+        (3e38, 4, 1e-7),
+        (1e5, 50, 1e-28),
+    ],
 )
 @pytest.mark.parametrize("factor", [1.0, 1.3, 1.7, 2.3])
 def test_guarantee_scales_without_digits_do_not_round_over_the_bound(size, numbers, bound, factor):

@@ -52,7 +52,15 @@ def test_a_feature_layer_is_the_features(family):
     assert layer(x.float()).dtype == torch.float32
 
 
-@pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 3, 5), (0, 5)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (5,),
+        (3, 5),
+        (2, 3, 5),
+        (0, 5),
+    ],
+)
 def test_a_sketch_layer_is_the_sketch(shape):
     layer = layer_of("sketch")
     x = points(*shape)

@@ -225,7 +225,11 @@ def test_convolutions_of_channels_under_autocast():
 
 @pytest.mark.parametrize(
     ("mode", "padding", "route"),
-    [("sum", None, "factors"), ("mean", None, "factors"), ("sum", 0, "vmap")],
+    [
+        ("sum", None, "factors"),
+        ("mean", None, "factors"),
+        ("sum", 0, "vmap"),
+    ],
 )
 def test_bags_of_words_but_for_padding(mode, padding, route):
     torch.manual_seed(0)

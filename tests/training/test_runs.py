@@ -62,7 +62,12 @@ def uninterrupted(kind, adaptive):
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize(
     ("stop", "kept"),
-    [(0, "at the end"), (1, "at the start"), (5, "at the start"), (5, "at the end")],
+    [
+        (0, "at the end"),
+        (1, "at the start"),
+        (5, "at the start"),
+        (5, "at the end"),
+    ],
 )
 def test_a_killed_run_goes_on_as_if_it_had_not_been(kind, adaptive, stop, kept):
     plan, whole = uninterrupted(kind, adaptive)

@@ -240,7 +240,14 @@ def test_guarantee_a_matrix_is_the_tables_own_to_its_rounding(name):
     assert C.leading(5).recurrence.digest() != digest
 
 
-@pytest.mark.parametrize(("n", "a", "b"), [(60, 0.9, 0.5), (90, 0.99, -0.9), (90, 0.99, 0.9)])
+@pytest.mark.parametrize(
+    ("n", "a", "b"),
+    [
+        (60, 0.9, 0.5),
+        (90, 0.99, -0.9),
+        (90, 0.99, 0.9),
+    ],
+)
 def test_guarantee_rounding_of_terms_that_cancel_is_in_the_sensitivity_and_hides_nothing_else(
     n, a, b
 ):
@@ -390,7 +397,14 @@ def interrupted(line, call, handler=lambda: None):
         sys.settrace(None)
 
 
-@pytest.mark.parametrize(("name", "draws"), [("independent", 0), ("recalled", 0), ("anything", 1)])
+@pytest.mark.parametrize(
+    ("name", "draws"),
+    [
+        ("independent", 0),
+        ("recalled", 0),
+        ("anything", 1),
+    ],
+)
 def test_an_interrupted_step_is_spent_or_not_begun(name, draws, monkeypatch):
     """An exception at each line of a step in turn, and in what finishes it; a handler that draws.
 

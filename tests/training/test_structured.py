@@ -27,7 +27,15 @@ def descended(gradients, rates, **options):
     return float64(path)
 
 
-@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.8, 0.0), (0.0, 0.3), (0.8, 0.3)])
+@pytest.mark.parametrize(
+    ("momentum", "decay"),
+    [
+        (0.0, 0.0),
+        (0.8, 0.0),
+        (0.0, 0.3),
+        (0.8, 0.3),
+    ],
+)
 @pytest.mark.parametrize("rates", [None, [0.5, 0.2, 0.1, 0.7]])
 def test_iterates_are_the_parameters_of_gradient_descent(momentum, decay, rates):
     gradients = float64([1.0, -2.0, 0.5, 3.0])
@@ -51,7 +59,13 @@ def test_iterates_are_the_parameters_of_gradient_descent(momentum, decay, rates)
 
 @pytest.mark.parametrize(
     ("momentum", "decay", "rate"),
-    [(0.0, 0.0, 1.0), (0.0, 0.3, 0.5), (0.9, 0.0, 0.1), (0.9, 0.02, 0.1), (0.5, 0.1, 0.3)],
+    [
+        (0.0, 0.0, 1.0),
+        (0.0, 0.3, 0.5),
+        (0.9, 0.0, 0.1),
+        (0.9, 0.02, 0.1),
+        (0.5, 0.1, 0.3),
+    ],
 )
 def test_iterates_are_running_sums_unless_they_swing(momentum, decay, rate):
     for rates in [rate] * 50, torch.linspace(rate, rate / 9, 50):
@@ -68,8 +82,24 @@ def test_iterates_that_swing_are_no_running_sums(W):
     assert W.sums() is None
 
 
-@pytest.mark.parametrize(("steps", "bands"), [(1, 1), (7, 3), (5, 9), (40, 1), (60, 9)])
-@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.5, 0.1)])
+@pytest.mark.parametrize(
+    ("steps", "bands"),
+    [
+        (1, 1),
+        (7, 3),
+        (5, 9),
+        (40, 1),
+        (60, 9),
+    ],
+)
+@pytest.mark.parametrize(
+    ("momentum", "decay"),
+    [
+        (0.0, 0.0),
+        (0.9, 0.0),
+        (0.5, 0.1),
+    ],
+)
 def test_errors_and_norms_are_those_of_the_matrices(monkeypatch, steps, bands, momentum, decay):
     monkeypatch.setattr("torchdp.factorization.solvers.banded_solver.AT_ONCE", 16)
     drawn = uniform(steps, name=b"rates")

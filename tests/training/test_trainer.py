@@ -77,7 +77,12 @@ def hand(plan, lora=False):
 
 @pytest.mark.parametrize(
     ("kind", "lora"),
-    [("ordered", False), ("independent", False), ("banded", False), ("banded", True)],
+    [
+        ("ordered", False),
+        ("independent", False),
+        ("banded", False),
+        ("banded", True),
+    ],
 )
 def test_each_step_is_that_of_our_own_loop(kind, lora, tmp_path):
     net = model(lora)
