@@ -307,7 +307,7 @@ def test_a_run_says_what_noise_is_in_a_gradient_also_when_it_is_resumed(plans, k
 
 def test_curved_losses_are_weighed_as_they_are_written_down():
     """Descent on c x^2 / 2 at rate 1, by a loop over steps: what noise adds to it for every c."""
-    choice = choose(Descent(6), 60, 10, epsilon=4.0, delta=1e-5)
+    choice = choose(Descent(6), 60, 10, epsilon=0.5, delta=1e-4)
     for one in choice.candidates:
         C = one.protocol.strategy
         noise = torch.linalg.inv(C.dense())

@@ -54,7 +54,7 @@ READS = {
     getattr(owner, name) for owner in (Tensor, torch) for name in READING if hasattr(owner, name)
 }
 READS |= {Tensor.data.__set__, Tensor.__cuda_array_interface__.__get__}  # type: ignore[attr-defined]
-NODE = Tensor.grad_fn.__get__  # type: ignore[attr-defined]
+NODE = Tensor.grad_fn.__get__  # type: ignore[union-attr]
 DIFFERENTIATE = {torch.autograd.grad, torch.autograd.backward, torch._VF._make_dual}
 
 
