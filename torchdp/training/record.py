@@ -405,13 +405,13 @@ class Record(Watching):
         """What reads data for Python, or mixes examples by its name."""
         func = call.func
         places = func in (torch.where, Tensor.where) and len(call.args) + len(call.kwargs) == 1
-        # Hooks may be set on a node. Those that modules set are a custom function's, and seen.
-        node = call.args[0].grad_fn if func == NODE else None
-        hooked = (
-            node is not None and getattr(node, "_forward_cls", None) is not BackwardHookFunction
-        )
-        if func in READS or places or hooked:
+        if func in READS or places:
             raise Untaken(f"Python reads numbers of the examples, by {call.name}")
+        if func == NODE:
+            node = call.args[0].grad_fn
+            # Hooks that modules set are on a custom function, and seen.
+            if node and getattr(node, "_forward_cls", None) is not BackwardHookFunction:
+                raise Untaken("the module reads grad_fn, on which hooks may be set")
         if func in DIFFERENTIATE:
             raise Untaken("the module takes gradients itself")
         if func is Tensor.__getitem__:
