@@ -4,6 +4,7 @@ of them leave.
 
 import functools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,15 +26,19 @@ KINDS = pytest.mark.parametrize("kind", NAMES)
 
 @functools.cache
 def plans():
-    choice = choose(
-        Iterates(STEPS),
-        60,
-        15,
-        epsilon=1.0,
-        delta=1e-4,
-    )
-    found = {one.name: one.protocol for one in choice.candidates}
+    found = named(choose(Iterates(STEPS), 60, 15, epsilon=1.0, delta=1e-4))
     return {kind: found[name] for kind, name in NAMES.items()}
+
+
+def named(choice):
+    """Each candidate's plan."""
+    return {one.name: one.protocol for one in choice.candidates}
+
+
+def rebuilt(plan, **changes):
+    """The plan with other parts, and the guarantee that its noise then gives."""
+    other = replace(plan, **changes)
+    return replace(other, guarantee=other.computed(other.strategy.steps))
 
 
 def squares(output, target):
@@ -55,26 +60,19 @@ def filled(net, scale=1.0):
 
 
 def started(plan, **options):
-    return plan.start(
-        model(),
-        squares,
-        noise=SeededNoise(3),
-        **options,
-    )
+    return plan.start(model(), squares, noise=SeededNoise(3), **options)
+
+
+def use(run, users, **options):
+    """Uses a batch, of its users' rows of X and targets 2 X."""
+    return run.backward(X[users], 2 * X[users], **options)
 
 
 def gradient(run):
     return torch.cat([p.grad.flatten() for p in run.module.parameters()])
 
 
-def brute(
-    net,
-    loss,
-    x,
-    y,
-    bound,
-    groups=None,
-):
+def brute(net, loss, x, y, bound, groups=None):
     """The clipped sum by plain autograd on one example after another. groups: bounds, and what is
     clipped together.
     """

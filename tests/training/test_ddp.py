@@ -2,15 +2,17 @@
 
 import os
 from datetime import timedelta
+from itertools import islice
 
 import pytest
 import torch
+from laws import normal
 from torch import distributed, nn
 from torch.nn.functional import mse_loss
+from trained import gradient
 
 from torchdp import factorization, workloads
 from torchdp.noise import SeededNoise
-from torchdp.randomness import keyed_generator
 from torchdp.training import (
     AdaptiveBound,
     CorrelatedNoise,
@@ -30,14 +32,18 @@ def model():
 
 
 def data():
-    return torch.randn(2, 6, 3, dtype=torch.float64, generator=keyed_generator(b"data"))
+    """Six examples for each of two processes."""
+    return normal(2, 6, 3, name=b"data")
 
 
-def private(net, x, reduce, noise):
+def private(x, reduce, noise):
     """Two private sums; ``reduce`` adds up a sum over the processes."""
-    return torch.stack(
-        [noise(reduce(clip_and_sum(net, mse_loss, x, x[:, :1], 0.1))) for _ in range(2)]
-    )
+    net = model()
+    outputs = []
+    for _ in range(2):
+        total = clip_and_sum(net, mse_loss, x, x[:, :1], 0.1)
+        outputs.append(noise(reduce(total)))
+    return torch.stack(outputs)
 
 
 def make(noise, **options):
@@ -45,107 +51,118 @@ def make(noise, **options):
     return CorrelatedNoise(C, 5, 1.0, noise=noise, dtype=torch.float64, **options)
 
 
-def process(rank, folder):
+def joined(rank, folder):
     os.environ["MASTER_ADDR"] = "localhost"
-    store = f"file://{folder}/store"
-    torch.distributed.init_process_group(
-        "gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(seconds=60),
     )
 
-    def reduce(total):
-        torch.distributed.all_reduce(total)
-        return total
 
-    mine = data()[rank]
-    # process 0's key counts
+def reduced(total):
+    distributed.all_reduce(total)
+    return total
+
+
+def message(noise, total):
+    """Of the error that the noise raises for this sum."""
+    try:
+        noise(total)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def process(rank, folder):
+    joined(rank, folder)
+    # Process 0's key counts.
     noise = make(SeededNoise(rank + 1))
-    outputs = private(model(), mine, reduce, noise)
-    refused = []
-    for other, total in (
-        (noise, mine[0].new_full((5,), 1.0 + rank)),  # sums that were not added up
-        (make(None), mine.new_zeros(5)),
-    ):
-        if len(refused) == 1 and rank:
-            state = other.secret_state()
-            other.load_secret_state({**state, "step": 1, "key": state["key"] + 1})
-        try:
-            other(total)
-            refused.append("")
-        except RuntimeError as error:
-            refused.append(str(error))
-    torch.save((outputs, refused), f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+    outputs = private(data()[rank], reduced, noise)
+    # Sums that were not added up.
+    sums_differ = message(noise, torch.full((5,), 1.0 + rank, dtype=torch.float64))
+    other = make(None)
+    if rank:
+        state = other.secret_state()
+        other.load_secret_state({**state, "step": 1, "key": state["key"] + 1})
+    keys_differ = message(other, torch.zeros(5, dtype=torch.float64))
+    torch.save((outputs, sums_differ, keys_differ), f"{folder}/{rank}.pt")
+    distributed.destroy_process_group()
 
 
-def whole_run(net, x, adaptive, *, noise, steps=6):
+def whole_run(net, adaptive, *, noise, steps=6):
     """Gradients of a plan's run, who was there, and how much of the past this process keeps."""
+    x = data().flatten(0, 1)
     plan = choose(Iterates(8), 12, 3, epsilon=1.0, delta=1e-3).candidates[-1].protocol
     plan = plan.adapted(AdaptiveBound(quantile=0.4)) if adaptive else plan
-    run, seen, users = plan.start(net, mse_loss, noise=noise), [], []
+    run = plan.start(net, mse_loss, noise=noise)
     secret = run.secret_state()
-    state = None
-    for who in run:
-        run.backward(x[who], x[who, :1])
-        seen.append(torch.cat([p.grad.flatten() for p in net.parameters()]))
-        users.append(who.tolist())
-        if run.step == steps:
-            break
+    gradients = []
+    batches = []
+    for users in islice(run, steps):
         state = run.state_dict()
+        run.backward(x[users], x[users, :1])
+        gradients.append(gradient(run))
+        batches.append(users.tolist())
     assert (run.bound != plan.bound) == adaptive
+    # Resumed, the last step comes again.
     again = plan.resume(net, mse_loss, secret, step=state)
-    for who in again:
-        again.backward(x[who], x[who, :1])
-        break
-    seen.append(torch.cat([p.grad.flatten() for p in net.parameters()]))
-    return torch.stack(seen), users, run.noise.size
+    users = next(iter(again))
+    again.backward(x[users], x[users, :1])
+    gradients.append(gradient(again))
+    return torch.stack(gradients), batches, run.noise.size
 
 
 def run_process(rank, folder, adaptive):
-    store = f"file://{folder}/store"
-    torch.distributed.init_process_group(
-        "gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
-    # what is trained; the run clips its module's gradients
+    joined(rank, folder)
+    # What is trained; the run clips its module's gradients.
     net = nn.parallel.DistributedDataParallel(model())
-    found = whole_run(net.module, data().flatten(0, 1), adaptive, noise=SeededNoise(rank + 1))
+    found = whole_run(net.module, adaptive, noise=SeededNoise(rank + 1))
     torch.save(found, f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+    distributed.destroy_process_group()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_a_run_of_two_processes_is_that_of_one(tmp_path, adaptive):
     torch.multiprocessing.spawn(run_process, (str(tmp_path), adaptive), nprocs=2)
-    expected, users, size = whole_run(model(), data().flatten(0, 1), adaptive, noise=SeededNoise(1))
-    parts = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
-    for found, _, _ in parts:
+    expected, batches, size = whole_run(model(), adaptive, noise=SeededNoise(1))
+    first, second = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    for found, _, _ in (first, second):
         torch.testing.assert_close(found, expected)
-    assert [sorted(a + b) for a, b in zip(parts[0][1], parts[1][1], strict=True)] == [
-        sorted(u) for u in users
-    ]
-    assert parts[0][2] + parts[1][2] >= size == 5 + adaptive
-    assert max(parts[0][2], parts[1][2]) == 3
+    # Each has its own part of a batch, and of the past.
+    together = [sorted(a + b) for a, b in zip(first[1], second[1], strict=True)]
+    assert together == [sorted(users) for users in batches]
+    sizes = [first[2], second[2]]
+    # None has all of the past: the first has a chunk, the last one what is left.
+    assert sum(sizes) >= size == 5 + adaptive
+    assert max(sizes) == 3
 
 
 @pytest.mark.slow
 def test_two_processes_are_one(tmp_path):
     torch.multiprocessing.spawn(process, (str(tmp_path),), nprocs=2)
-    expected = private(model(), data().flatten(0, 1), lambda total: total, make(SeededNoise(1)))
+    expected = private(data().flatten(0, 1), lambda total: total, make(SeededNoise(1)))
     for rank in range(2):
-        outputs, refused = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        outputs, sums, keys = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         torch.testing.assert_close(outputs, expected)
-        assert "differ in the sum;" in refused[0]
-        assert "differ in the step and the key, strategy, sigma or dtype;" in refused[1]
+        assert "differ in the sum;" in sums
+        assert "differ in the step and the key, strategy, sigma or dtype;" in keys
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_bits_decide_whether_sums_agree(monkeypatch, dtype):
     """A sum whose last bits differ is seen; equal ones pass."""
-    total, sent = torch.randn(7, generator=keyed_generator(b"total")).to(dtype), []
+    total = normal(7, name=b"total").to(dtype)
+    sent = []
 
-    def all_gather(out, own):  # the first process and this one
+    def all_gather(out, own):
+        """The first process and this one."""
         sent.append(own)
-        out[0].copy_(sent[0]), out[1].copy_(own)
+        out[0].copy_(sent[0])
+        out[1].copy_(own)
 
     monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
     monkeypatch.setattr(distributed, "all_gather", all_gather)

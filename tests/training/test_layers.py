@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from laws import stored
+from laws import normal, stored
 from torch import nn
 
 from torchdp import density, sketching
@@ -20,34 +20,30 @@ FAMILIES = [
 ]
 
 
-def generator():
-    return keyed_generator(b"layers")
+def drawn(public):
+    """What is public, drawn anew: the same each time."""
+    g = keyed_generator(b"layers")
+    if public == "sketch":
+        return sketching.osnap(5, 4, 2, generator=g)
+    return public.draw(7, generator=g)
+
+
+def layer_of(public):
+    made = drawn(public)
+    return SketchLayer(made) if public == "sketch" else FeatureLayer(made)
 
 
 def points(*shape):
-    return (
-        nn.functional.normalize(
-            torch.randn(*shape, dtype=torch.float64, generator=generator()), dim=-1
-        )
-        * 0.9
-    )
+    return 0.9 * nn.functional.normalize(normal(*shape, name=b"layers"), dim=-1)
 
 
-def feature_layer(family=FAMILIES[0]):
-    return FeatureLayer(family.draw(7, generator=generator()))
-
-
-def sketch_layer():
-    return SketchLayer(sketching.osnap(5, 4, 2, generator=generator()))
-
-
-MAKERS = [*(lambda family=family: feature_layer(family) for family in FAMILIES), sketch_layer]
+LAYERS = pytest.mark.parametrize("public", [*FAMILIES, "sketch"])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_feature_layer_is_the_features(family):
-    features = family.draw(7, generator=generator())
-    layer = feature_layer(family)
+    features = drawn(family)
+    layer = layer_of(family)
     x = points(6, 5)
     torch.testing.assert_close(layer(x), features.left(x) / 7**0.5, rtol=0, atol=1e-14)
     torch.testing.assert_close(layer.queries(x), features.right(x) / 7**0.5, rtol=0, atol=1e-14)
@@ -56,20 +52,28 @@ def test_a_feature_layer_is_the_features(family):
     assert layer(x.float()).dtype == torch.float32
 
 
-@pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 3, 5), (0, 5)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (5,),
+        (3, 5),
+        (2, 3, 5),
+        (0, 5),
+    ],
+)
 def test_a_sketch_layer_is_the_sketch(shape):
-    sketch = sketching.osnap(5, 4, 2, generator=generator())
-    layer = sketch_layer()
+    layer = layer_of("sketch")
     x = points(*shape)
-    torch.testing.assert_close(layer(x), x @ sketch.dense().mT)
+    torch.testing.assert_close(layer(x), x @ drawn("sketch").dense().mT)
     assert layer(x.float()).dtype == torch.float32
 
 
-@pytest.mark.parametrize("make", MAKERS)
-def test_state_dict_deepcopy_pickle_and_to(make):
-    layer = make()
+@LAYERS
+def test_state_dict_deepcopy_pickle_and_to(public):
+    layer = layer_of(public)
     x = points(4, 5)
-    fresh = make()
+    fresh = layer_of(public)
+    # A layer that forgot its buffers would be another function.
     for buffer in fresh.buffers():
         buffer.zero_()
     fresh.load_state_dict(stored(layer.state_dict()))
@@ -77,30 +81,38 @@ def test_state_dict_deepcopy_pickle_and_to(make):
         assert torch.equal(other(x), layer(x))
     moved = copy.deepcopy(layer).to(torch.float32)
     torch.testing.assert_close(moved(x.float()).double(), layer(x), rtol=1e-4, atol=1e-5)
-    assert all(b.dtype != torch.float64 for b in moved.buffers())
+    assert all(buffer.dtype != torch.float64 for buffer in moved.buffers())
 
 
-# no batching rule for clamp_ and a cached matrix: slower, not wrong
+# No batching rule for clamp_ and a cached matrix: slower, not wrong.
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("make", MAKERS)
-def test_vmap_and_autocast(make):
-    layer = make()
+@LAYERS
+def test_vmap_and_autocast(public):
+    layer = layer_of(public)
     x = points(4, 5)
     torch.testing.assert_close(torch.func.vmap(layer)(x), layer(x), rtol=0, atol=1e-14)
+    single = layer(x.float())
+    # A phase has no digits to lose in half precision.
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(layer(x.float()), layer(x.float()).float())
         inside = layer(x.float())
-    assert torch.equal(inside, layer(x.float()))
+    assert inside.dtype == torch.float32
+    assert torch.equal(inside, single)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("make", [MAKERS[0], MAKERS[4]])
-def test_compile_in_one_graph(make):
+@pytest.mark.parametrize("public", [FAMILIES[0], "sketch"])
+def test_compile_in_one_graph(public):
+    # A break of the graph would be an error here.
     torch._dynamo.reset()
-    layer = make()
-    x = points(4, 5).requires_grad_()
+    layer = layer_of(public)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x), layer(x), rtol=0, atol=1e-12)
-    weights = torch.randn(compiled(x).shape, dtype=x.dtype, generator=generator())
-    a, b = (torch.autograd.grad((f(x) * weights).sum(), x)[0] for f in (compiled, layer))
-    torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    x = points(4, 5).requires_grad_()
+    values = []
+    gradients = []
+    for f in (compiled, layer):
+        y = f(x)
+        weights = normal(*y.shape, name=b"weights")
+        values.append(y)
+        gradients += torch.autograd.grad((y * weights).sum(), x)
+    torch.testing.assert_close(*values, rtol=0, atol=1e-12)
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-12)

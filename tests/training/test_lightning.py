@@ -48,44 +48,44 @@ class Seen(Callback):
         self.parameters.append(flat(module))
 
 
+QUIET = {
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "accelerator": "cpu",
+    "devices": 1,
+    "max_epochs": 9,
+    "enable_checkpointing": False,
+}
+
+
 def trainer(*callbacks, **options):
-    quiet = dict(
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        accelerator="cpu",
-        devices=1,
-    )
-    return Trainer(
-        **{
-            **quiet,
-            "max_epochs": 9,
-            "enable_checkpointing": False,
-            "callbacks": [*callbacks],
-            **options,
-        }
-    )
+    return Trainer(callbacks=[*callbacks], **QUIET | options)
+
+
+def expected(plan, hand, optimizer=None):
+    """The parameters of our own loop after each step."""
+    optimizer = optimizer or hand.configure_optimizers()
+    return by_hand(plan, hand, cross_entropy, optimizer, DATA, tuple)
 
 
 @KINDS
 @pytest.mark.parametrize("workers", [0, 1])
 def test_each_step_is_that_of_our_own_loop(kind, workers):
-    hand = Net()
     net = Net()
     seen = Seen()
-    expected = by_hand(plans()[kind], hand, cross_entropy, hand.configure_optimizers(), DATA, tuple)
     run = plans()[kind].start(net, cross_entropy, noise=SeededNoise(1))
     ours = trainer(seen)
     ours.fit(net, Passes(run, DATA, num_workers=workers))
     assert run.step == STEPS == ours.global_step
-    assert torch.equal(torch.stack(seen.parameters), torch.stack(expected))
+    wanted = expected(plans()[kind], Net())
+    assert torch.equal(torch.stack(seen.parameters), torch.stack(wanted))
 
 
 @pytest.mark.parametrize("stop", [2, 4, 5])
 def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, tmp_path):
     plan = plans()["ordered"]
-    hand = Net()
-    expected = by_hand(plan, hand, cross_entropy, hand.configure_optimizers(), DATA, tuple)
+    wanted = expected(plan, Net())
     net = Net()
     ledger = tmp_path / "ledger"
     secret = tmp_path / "secret"
@@ -98,9 +98,11 @@ def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, tmp_path):
     last = tmp_path / "kept" / f"step={stop}.ckpt"
     key = run.secret_state()["key"]
     assert run.step == stop
+    # The control: the key is found where it is.
     assert holds(secret, key)
     assert not holds(tmp_path / "kept", key)
-    for lost in (0, 1):  # of a kill between the last checkpoint and the last step
+    # Of a kill between the last checkpoint and the last step.
+    for lost in (0, 1):
         net = Net()
         seen = Seen()
         run = plan.resume(net, cross_entropy, torch.load(secret), ledger=ledger, step=stop + lost)
@@ -108,16 +110,15 @@ def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, tmp_path):
         assert len(seen.parameters) == STEPS - stop - lost
         assert run.step == STEPS
         if not lost:
-            # a new run takes its first batch in parts, whose sums round otherwise
-            torch.testing.assert_close(seen.parameters, expected[stop:])
+            # A new run takes its first batch in parts, whose sums round otherwise
+            torch.testing.assert_close(seen.parameters, wanted[stop:])
         ledger = None
     net = Net()
     fresh = plan.start(net, cross_entropy)
-    with pytest.raises(
-        ValueError,
-        match=f"ckpt_path must be of this run: the checkpoint is at step {stop}, the run",
-    ):
+    message = f"ckpt_path must be of this run: the checkpoint is at step {stop}, the run"
+    with pytest.raises(ValueError, match=message):
         trainer().fit(net, Passes(fresh, DATA), ckpt_path=last)
+    # Its noise is not spent on another model.
     assert fresh.step == 0
 
 
@@ -126,14 +127,16 @@ def test_clipping_of_the_private_gradient_is_lightnings():
     hand = Net()
     net = Net()
     seen = Seen()
-    optimizer = torch.optim.Adam(hand.parameters(), 0.05)
-    optimizer.register_step_pre_hook(
-        lambda *_: nn.utils.clip_grad_norm_(hand.parameters(), 0.1) and None
-    )
-    expected = by_hand(plan, hand, cross_entropy, optimizer, DATA, tuple)
+    optimizer = hand.configure_optimizers()
+
+    def clip(*_):
+        nn.utils.clip_grad_norm_(hand.parameters(), 0.1)
+
+    optimizer.register_step_pre_hook(clip)
+    wanted = expected(plan, hand, optimizer)
     run = plan.start(net, cross_entropy, noise=SeededNoise(1))
     trainer(seen, gradient_clip_val=0.1).fit(net, Passes(run, DATA))
-    assert torch.equal(torch.stack(seen.parameters), torch.stack(expected))
+    assert torch.equal(torch.stack(seen.parameters), torch.stack(wanted))
 
 
 class Own(Net):
@@ -155,7 +158,7 @@ REFUSED = [  # module, options of the Trainer, message
     (Own, {}, r"training_step must return what self\.private_step"),
     (Manual, {}, "automatic_optimization must be True"),
     (Net, {"accumulate_grad_batches": 2}, "accumulate_grad_batches must be 1"),
-    (Net, {"plugins": Scaled}, "precision must not scale gradients"),
+    (Net, {"plugins": Scaled()}, "precision must not scale gradients"),
     (Net, {"strategy": "ddp"}, "devices must be 1"),
 ]
 
@@ -168,15 +171,13 @@ def test_guarantee_what_would_break_a_run_is_refused_before_a_step_is_spent(
     net = module()
     run = plans()["ordered"].start(net, cross_entropy)
     before = flat(net)
-    options = {
-        name: value() if isinstance(value, type) else value for name, value in options.items()
-    }
     try:
         with pytest.raises(ValueError, match=message):
             trainer(**options).fit(net, Passes(run, DATA))
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+    # A model that moved without noise would show its users.
     assert run.step == 0
     assert torch.equal(flat(net), before)
 
@@ -184,9 +185,8 @@ def test_guarantee_what_would_break_a_run_is_refused_before_a_step_is_spent(
 def test_other_batches_and_other_modules_are_refused():
     net = Net()
     run = plans()["ordered"].start(net, cross_entropy)
-    with pytest.raises(
-        TypeError, match=r"train_dataloaders must be training\.Passes\(run, data\), not DataLoader"
-    ):
+    message = r"train_dataloaders must be training\.Passes\(run, data\), not DataLoader"
+    with pytest.raises(TypeError, match=message):
         trainer().fit(net, DataLoader(DATA, 15, shuffle=True))
     with pytest.raises(ValueError, match="run must be of this module"):
         trainer().fit(Net(), Passes(run, DATA))

@@ -41,11 +41,18 @@ def model(lora=False):
 
 
 def arguments(folder, **options):
-    quiet = dict(
-        report_to="none", disable_tqdm=True, use_cpu=True, save_strategy="no", logging_steps=2
-    )
-    given = dict(learning_rate=0.01, lr_scheduler_type="constant", max_grad_norm=0.0, optim="sgd")
-    return TrainingArguments(str(folder), **{**quiet, **given, **options})
+    given = {
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "save_strategy": "no",
+        "logging_steps": 2,
+        "learning_rate": 0.01,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.0,
+        "optim": "sgd",
+    }
+    return TrainingArguments(str(folder), **given | options)
 
 
 class Seen(TrainerCallback):
@@ -70,7 +77,12 @@ def hand(plan, lora=False):
 
 @pytest.mark.parametrize(
     ("kind", "lora"),
-    [("ordered", False), ("independent", False), ("banded", False), ("banded", True)],
+    [
+        ("ordered", False),
+        ("independent", False),
+        ("banded", False),
+        ("banded", True),
+    ],
 )
 def test_each_step_is_that_of_our_own_loop(kind, lora, tmp_path):
     net = model(lora)
@@ -97,10 +109,13 @@ def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, lora, tmp_path):
     plan = plans()["ordered"]
     ledger = tmp_path / "ledger"
     secret = tmp_path / "secret"
-    given = dict(
-        optim="adamw_torch", lr_scheduler_type="linear", save_strategy="steps", save_steps=1
+    args = arguments(
+        tmp_path / "kept",
+        optim="adamw_torch",
+        lr_scheduler_type="linear",
+        save_strategy="steps",
+        save_steps=1,
     )
-    args = arguments(tmp_path / "kept", **given)
 
     def trained(run, *callbacks, **options):
         seen = Seen()
@@ -116,9 +131,10 @@ def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, lora, tmp_path):
     last = tmp_path / "kept" / f"checkpoint-{stop}"
     key = run.secret_state()["key"]
     assert run.step == stop
+    # The control: the key is found where it is.
     assert holds(secret, key)
     assert not holds(tmp_path / "kept", key)
-    # of a kill between the last checkpoint and the last step
+    # Of a kill between the last checkpoint and the last step.
     for lost in (0, 1) if lora else (0,):
         run = plan.resume(
             model(lora), own_loss, torch.load(secret), ledger=ledger, step=stop + lost
@@ -130,10 +146,10 @@ def test_a_checkpoint_and_the_ledger_go_on_with_the_run(stop, lora, tmp_path):
             torch.testing.assert_close(seen, expected[stop:])
         ledger = None
     fresh = plan.start(model(lora), own_loss)
-    with pytest.raises(
-        ValueError, match=f"must be of this run: the checkpoint is at step {stop}, the run at 0"
-    ):
+    message = f"must be of this run: the checkpoint is at step {stop}, the run at 0"
+    with pytest.raises(ValueError, match=message):
         trained(fresh, resume_from_checkpoint=str(last))
+    # Its noise is not spent on another model.
     assert fresh.step == 0
 
 
@@ -145,35 +161,25 @@ def test_logs_and_checkpoints_do_not_say_the_loss_nor_how_many_users_there_were(
         ours = PrivateTrainer(run, args, show_loss=show_loss, train_dataset=Rows())
         found = ours.train()
         logged = [name for entry in ours.state.log_history for name in entry]
-        assert (
-            ("loss" in logged)
-            == ("train_loss" in logged)
-            == show_loss
-            == math.isfinite(found.training_loss)
-        )
+        assert ("loss" in logged) == show_loss
+        assert ("train_loss" in logged) == show_loss
+        assert math.isfinite(found.training_loss) == show_loss
+        # A count of operations is one of users.
         assert ours.state.total_flos == 0
         assert "learning_rate" in logged
         assert "grad_norm" in logged
-        # the Trainer has a copy
+        # The Trainer has a copy.
         assert args.max_steps == -1
 
 
 REFUSED = [  # arguments, options of the Trainer, message
-    (dict(gradient_accumulation_steps=2), {}, "gradient_accumulation_steps must be 1, not 2"),
-    (dict(fp16=True), {}, "fp16 must be False, not True: its scaler"),
-    (dict(auto_find_batch_size=True), {}, "auto_find_batch_size must be False"),
-    (
-        dict(train_sampling_strategy="group_by_length"),
-        {},
-        "train_sampling_strategy must be 'random'",
-    ),
-    ({}, dict(compute_loss_func=own_loss), "compute_loss_func must be left out"),
-    ({}, dict(show_loss=1), "show_loss must be"),
-    (
-        {},
-        dict(train_dataset=WORDS[:9]),
-        "data must hold one row for each of the plan's 60 users, not 9",
-    ),
+    ({"gradient_accumulation_steps": 2}, {}, "gradient_accumulation_steps must be 1, not 2"),
+    ({"fp16": True}, {}, "fp16 must be False, not True: its scaler"),
+    ({"auto_find_batch_size": True}, {}, "auto_find_batch_size must be False"),
+    ({"train_sampling_strategy": "group_by_length"}, {}, "strategy must be 'random'"),
+    ({}, {"compute_loss_func": own_loss}, "compute_loss_func must be left out"),
+    ({}, {"show_loss": 1}, "show_loss must be"),
+    ({}, {"train_dataset": WORDS[:9]}, "one row for each of the plan's 60 users, not 9"),
 ]
 
 
@@ -182,10 +188,10 @@ def test_guarantee_what_would_break_a_run_is_refused_before_a_step_is_spent(
     given, options, message, tmp_path
 ):
     run = plans()["ordered"].start(model(), own_loss)
+    args = arguments(tmp_path, **given)
+    options = {"train_dataset": Rows()} | options
     with pytest.raises((TypeError, ValueError), match=message):
-        PrivateTrainer(
-            run, arguments(tmp_path, **given), **{"train_dataset": Rows(), **options}
-        ).train()
+        PrivateTrainer(run, args, **options).train()
     assert run.step == 0
 
 

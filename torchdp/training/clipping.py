@@ -300,9 +300,8 @@ def clip_and_sum(
     Attributes that it sets, and elements of lists, dicts and sets among them, are put back after
     each pass, so that no other example sees them; a tensor in an attribute that it writes over is
     named and refused. What Python code keeps elsewhere is not seen, nor what C extensions compute
-    without torch, nor which of several tensors a custom function's backward returns by a flag. No
-    route protects from an author who is malicious: a module can read the caller's batch from
-    Python's frames, keep users' data in a global variable, or write it into a file.
+    without torch. No route protects from an author who is malicious: a module can read the caller's
+    batch from Python's frames, keep users' data in a global variable, or write it into a file.
     Source: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang (2016), Algorithm 1; factors:
     Lee, Kifer (2021); Li, Tramer, Liang, Hashimoto (2022); Bu, Wang, Zha, Karypis (2023).
     """

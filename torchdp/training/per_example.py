@@ -20,7 +20,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from torchdp import checks
 from torchdp.training.factors import Form
-from torchdp.training.record import Means, Program, Refused, Still, traced
+from torchdp.training.record import Means, Program, Refused, Still, nodes, traced
 
 Inputs = Tensor | Mapping[str, Tensor]
 DRAWS = "module draws dropout from torch's global generator; pass dropout=, or call .eval() on it"
@@ -450,18 +450,8 @@ def _reached(total: Tensor) -> list[Tensor]:
     """The leaves that a tensor has a gradient in."""
     if total.grad_fn is None:
         return [total]
-    # Down the graph: leaves are the nodes that accumulate gradients.
-    nodes: list[Any] = [total.grad_fn]
-    seen = set()
-    leaves = []
-    while nodes:
-        node = nodes.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            nodes += [child for child, _ in node.next_functions]
-            if hasattr(node, "variable"):
-                leaves.append(node.variable)
-    return leaves
+    # Leaves are the nodes that accumulate gradients.
+    return [node.variable for node in nodes([total]) if hasattr(node, "variable")]
 
 
 def _changed(place: str) -> str:

@@ -5,7 +5,7 @@ Notation: n examples; a tensor is of data, or of weights (made of parameters alo
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
+from torch.nn.modules._functions import BackwardHookFunction
 
 from torchdp.training.calls import Call, Untaken, Watching, tensors
 from torchdp.training.factors import Form
@@ -52,6 +54,7 @@ READS = {
     getattr(owner, name) for owner in (Tensor, torch) for name in READING if hasattr(owner, name)
 }
 READS |= {Tensor.data.__set__, Tensor.__cuda_array_interface__.__get__}  # type: ignore[attr-defined]
+NODE = Tensor.grad_fn.__get__  # type: ignore[union-attr]
 DIFFERENTIATE = {torch.autograd.grad, torch.autograd.backward, torch._VF._make_dual}
 
 
@@ -89,6 +92,18 @@ def backward(
     """
     run = torch.autograd.Variable._execution_engine.run_backward
     return run(tuple(outputs), tuple(gradients), False, False, tuple(places), True, False)
+
+
+def nodes(outputs: Iterable[Tensor]) -> Iterator[Any]:
+    """Of the graph that leads to these tensors, each once."""
+    left: list[Any] = [t.grad_fn for t in outputs]
+    seen = {None}
+    while left:
+        node = left.pop()
+        if node not in seen:
+            seen.add(node)
+            left += [child for child, _ in node.next_functions]
+            yield node
 
 
 def own_means(n: int, given: dict[str, Any]) -> Tensor:
@@ -214,6 +229,7 @@ class Record(Watching):
         self.sizes = set[int]()  # whole numbers of the program, shapes among them
         self.coarsest = 0.0  # precision that numbers of data were computed in
         self._replayed = False
+        self._marks = 0
         self._parameters = {id(p) for p in parameters.values()}
         self._aliases: dict[int, tuple[Tensor, Tensor]] = {}
         self._held: list[tuple[Tensor, int]] = []
@@ -293,8 +309,25 @@ class Record(Watching):
         runs calls again on the leaves that stood in for parameters.
         """
         self._replayed = True
+        for node in nodes(outputs):
+            if isinstance(node, BackwardCFunction):
+                node.register_prehook(self._given)
+                node.register_hook(self._returned)
         with self:
             return backward(outputs, gradients, places)
+
+    def _given(self, gradients: tuple[Any, ...]) -> None:
+        """Those of a custom function's outputs. Which they are is part of the program."""
+        self.program.append(("given", self.numbers(gradients)))
+        for g in tensors(gradients):
+            if not self._seen(g):
+                self._mark(g, None)
+
+    def _returned(self, gradients: tuple[Any, ...], _: Any) -> None:
+        """Those of its inputs: no call tells which of several tensors its backward returns."""
+        if not all(map(self._seen, tensors(gradients))):
+            raise Untaken("a custom function's backward returns what no call of torch's has made")
+        self.program.append(("returned", self.numbers(gradients)))
 
     def functions(self) -> list[Any]:
         """The program without its numbers, which are others in another precision."""
@@ -374,6 +407,11 @@ class Record(Watching):
         places = func in (torch.where, Tensor.where) and len(call.args) + len(call.kwargs) == 1
         if func in READS or places:
             raise Untaken(f"Python reads numbers of the examples, by {call.name}")
+        if func == NODE:
+            node = call.args[0].grad_fn
+            # Hooks that modules set are on a custom function, and seen.
+            if node and getattr(node, "_forward_cls", None) is not BackwardHookFunction:
+                raise Untaken("the module reads grad_fn, on which hooks may be set")
         if func in DIFFERENTIATE:
             raise Untaken("the module takes gradients itself")
         if func is Tensor.__getitem__:
@@ -413,7 +451,9 @@ class Record(Watching):
         return self.numbers(tuple(t.shape))
 
     def _mark(self, t: Tensor, kind: str | None) -> None:
-        t._torchdp = self._own, kind, len(self.program)  # type: ignore[attr-defined]
+        # A number for each tensor: a call may make several, and Python choose one of them.
+        self._marks += 1
+        t._torchdp = self._own, kind, self._marks  # type: ignore[attr-defined]
 
     def _kind(self, t: Any) -> str | None:
         mark = getattr(t, "_torchdp", None)
@@ -430,7 +470,9 @@ class Record(Watching):
     def numbers(self, value: Any) -> Any:
         """A call's arguments but for the tensors' numbers."""
         if isinstance(value, Tensor):
-            return ("tensor", str(value._torchdp[2])) if self._seen(value) else "tensor"  # type: ignore[attr-defined]
+            # Of a custom function's saved outputs, which have no mark: which output it is.
+            mark = value._torchdp[2] if self._seen(value) else -1 - value.output_nr  # type: ignore[attr-defined]
+            return "tensor", str(mark)
         if isinstance(value, np.generic):
             value = value.item()
         if isinstance(value, tuple | list):

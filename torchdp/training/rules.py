@@ -235,47 +235,45 @@ def by_rows(r: Record, call: Call) -> Any:
     return out
 
 
-def spread(r: Record, z: Tensor, x: Tensor) -> Tensor | None:
-    """A leaf with as many rows as ``x``, n T, in place of ``z``, which is the same for all."""
+def beside(r: Record, z: Tensor, x: Tensor) -> Tensor | None:
+    """A leaf with as many rows as data ``x``, n T, in place of ``z``, of parameters.
+
+    ``z`` is the same for all rows, or has a row for each example; else None.
+    """
     n = r.n
     leaf = z.detach().reshape((1,) * (x.ndim - z.ndim) + tuple(z.shape))
-    if z.ndim > x.ndim or len(leaf) != 1:
+    if z.ndim <= x.ndim and len(leaf) == 1:
+        # The parameter's own gradient adds up all examples; those of T rows are example i's.
+        leaf = leaf.expand(len(x), *leaf.shape[1:]).requires_grad_()
+        r.claim(z, leaf, lambda g: Rows(rows_of(g, n).reshape(n, -1, z.numel()).sum(1)))
+        return leaf
+    if z.ndim != x.ndim or not len(z) == len(x) == n:
         return None
-    # The parameter's own gradient adds up all examples; those of T rows are example i's.
-    leaf = leaf.expand(len(x), *leaf.shape[1:]).requires_grad_()
-    r.claim(z, leaf, lambda g: Rows(rows_of(g, n).reshape(n, -1, z.numel()).sum(1)))
-    return leaf
-
-
-def diagonal(r: Record, z: Tensor) -> Tensor:
-    """A leaf in place of ``z``, whose row i is example i's."""
-    leaf = z.detach().clone().requires_grad_()
+    leaf = leaf.clone().requires_grad_()
 
     def form(g: Tensor) -> Form:
         # Example i's gradient is 0 but for row i, where it is g's.
-        square = torch.diag_embed(rows_of(g, r.n).mT)
-        return Rows(square.permute(1, 2, 0).reshape(r.n, -1))
+        square = torch.diag_embed(rows_of(g, n).mT)
+        return Rows(square.permute(1, 2, 0).reshape(n, -1))
 
     r.claim(z, leaf, form)
     return leaf
 
 
 def broadcast(r: Record, call: Call) -> Any:
-    if len(call.args) != 2 or call.kwargs:
+    """Data and parameters, each row of the data by itself."""
+    args = call.args
+    data = [t for t in args if r.of_data(t)]
+    # What is written stays what it is.
+    written = call.name in IN_PLACE and r.of_weights(args[0])
+    if call.kwargs or written or not all(map(r.fits, data)):
         return None
-    first, second = call.args
-    weights_first = r.of_weights(first)
-    z, x = (first, second) if weights_first else (second, first)
-    written = weights_first and call.name in IN_PLACE
-    if not r.of_weights(z) or not r.fits(x) or written:
+    ndim = max(t.ndim for t in tensors(args))
+    # Data of fewer dimensions have other numbers first than examples.
+    if not data or any(t.ndim != ndim for t in data):
         return None
-    leaf = spread(r, z, x)
-    # A parameter with n rows beside n examples: row i is example i's.
-    if leaf is None and z.ndim == x.ndim and len(z) == len(x) == r.n > 1:
-        leaf = diagonal(r, z)
-    if leaf is None:
-        return None
-    return call.func(leaf, x) if weights_first else call.func(x, leaf)
+    leaves = [beside(r, t, data[0]) if r.of_weights(t) else t for t in args]
+    return None if any(t is None for t in leaves) else call.func(*leaves)
 
 
 def cat(r: Record, call: Call) -> Any:
@@ -285,19 +283,7 @@ def cat(r: Record, call: Call) -> Any:
     # Along dimension 0 rows would no longer be examples.
     if any(not t.ndim or len(t) != r.n for t in parts) or dim % parts[0].ndim == 0:
         return None
-    return call.func([diagonal(r, t) if r.of_weights(t) else t for t in parts], dim)
-
-
-def where(r: Record, call: Call) -> Any:
-    """A choice between data and parameters, as T5 masks its relative positions."""
-    if call.kwargs or len(call.args) != 3:
-        return None
-    widest = max(tensors(call.args), key=lambda t: (t.ndim, r.of_data(t)))
-    data = [t for t in tensors(call.args) if r.of_data(t)]
-    if any(t.ndim != widest.ndim or not r.fits(t, rows=True) for t in data):
-        return None
-    leaves = [spread(r, t, widest) if r.of_weights(t) else t for t in call.args]
-    return None if any(t is None for t in leaves) else call.func(*leaves)
+    return call.func([beside(r, t, t) if r.of_weights(t) else t for t in parts], dim)
 
 
 def attention(r: Record, call: Call) -> Any:
@@ -307,7 +293,7 @@ def attention(r: Record, call: Call) -> Any:
     sides = [given[name] for name in ("query", "key", "value")]
     if mask is None or not r.of_weights(mask) or not all(map(r.fits, sides)):
         return None
-    leaf = spread(r, mask, given["query"])
+    leaf = beside(r, mask, given["query"])
     return None if leaf is None else call.func(**given | {"attn_mask": leaf})
 
 
@@ -430,7 +416,7 @@ RULES: dict[Any, Rule] = {
     F.conv1d: convolution,
     F.conv2d: convolution,
     F.conv3d: convolution,
-    torch.where: where,
+    torch.where: broadcast,
     torch.cat: cat,
     F.conv_transpose1d: by_rows,
     F.conv_transpose2d: by_rows,

@@ -14,7 +14,7 @@ are a tensor's pairs, (2, *shape).
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -96,22 +96,15 @@ COUNTERS = {"philox_seed", "philox_offset", "rng_state", "unused", "cum_seq_q", 
 READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 Own = Tensor | None  # None: of no example
-Owns = dict[str, Tensor]
-Rule = Callable[["Track", Any, dict[str, Any], Owns, list[Tensor]], "Own | list[Own]"]
 
 
 def meet(*several: Own) -> Own:
     """The pairs of numbers at the same place, broadcast."""
-    found: Own = None
-    for own in several:
-        if own is None:
-            continue
-        if found is None:
-            found = own
-            continue
-        ndim = max(found.ndim, own.ndim)
-        found = torch.maximum(_led(found, ndim), _led(own, ndim).to(found.device))
-    return found
+    owns = [own for own in several if own is not None]
+    if not owns:
+        return None
+    ndim = max(own.ndim for own in owns)
+    return functools.reduce(torch.maximum, [_led(own, ndim).to(owns[0].device) for own in owns])
 
 
 def _led(own: Tensor, ndim: int) -> Tensor:
@@ -258,6 +251,11 @@ class Track(TorchDispatchMode):
             self._follow(func, args, kwargs, out)
         return out
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: torch would import its compiler in the first call, which takes longer than a batch."""
+        return False
+
     def _part(self, t: Tensor) -> Tensor:
         """The shadow under a tensor; of complex ones with both parts as a last dimension."""
         flat, size = self._shadows[key(t)]
@@ -300,8 +298,8 @@ class Track(TorchDispatchMode):
         call = {a.name: a.default_value for a in arguments} | kwargs
         call |= dict(zip((a.name for a in arguments), args, strict=False))
         writes = func._schema.is_mutable
-        named = [call[a.name] for a in arguments if a.alias_info and a.alias_info.is_write]
-        targets = [*tensors(named), *made] if writes else made
+        written = [call[a.name] for a in arguments if a.alias_info and a.alias_info.is_write]
+        targets = [*tensors(written), *made]
         sources = given[1:] if name in SHAPED else given
         if not all(map(self.fixed, sources)) or torch.Tag.nondeterministic_seeded in func.tags:
             self._loose |= {key(t) for t in targets}
@@ -316,14 +314,14 @@ class Track(TorchDispatchMode):
         reached = any(self.own(t) is not None for t in sources)
         if writes and reached and any(key(t) not in self._born for t in targets):
             raise Untaken(f"{name} writes examples' numbers into a tensor from before the pass")
-        owns = {k: own for k, own in ((k, self.own(t)) for k, t in call.items()) if own is not None}
         # What has other results than the tensor in which it works has no rule.
         rule = _joined if writes and (made or not name.endswith("_")) else _rule(func)
-        found = rule(self, func, call, owns, targets)
+        own = {k: self.own(value) for k, value in call.items()}
+        found = rule(Operation(self, func, call, own, targets))
         several = found if isinstance(found, list) else [found] * len(targets)
-        for t, own in zip(targets, several, strict=True):
-            self._set(t, self._fitted(own, t), writes)
-            if own is not None and (own.sum(0) > self.n + 1).any():
+        for t, each in zip(targets, several, strict=True):
+            self._set(t, self._fitted(each, t), writes)
+            if each is not None and (each.sum(0) > self.n + 1).any():
                 before = [self._met[key(other)] for other in sources if key(other) in self._met]
                 self._met.setdefault(key(t), before[0] if before else name)
 
@@ -335,6 +333,34 @@ class Track(TorchDispatchMode):
             if lead < 0 or any(a not in (1, b) for a, b in sizes):
                 own = whole([own])
         return None if own is None else _led(own, t.ndim + 1).expand(2, *t.shape)
+
+
+class Operation(NamedTuple):
+    """One of torch's operations as it ran.
+
+    call: its arguments by name. own: the pairs of each. out: what it has made, or written.
+    """
+
+    track: Track
+    func: Any
+    call: dict[str, Any]
+    own: dict[str, Own]
+    out: list[Tensor]
+
+    @property
+    def name(self) -> str:
+        return self.func.overloadpacket.__name__
+
+    def of(self, *names: str) -> Own:
+        """The pairs of these arguments, whole."""
+        return whole(self.own.get(name) for name in names)
+
+    def all(self) -> list[Own]:
+        """Those of all tensors, in lists too."""
+        return [self.track.own(t) for t in tensors(self.call)]
+
+
+Rule = Callable[[Operation], Own | list[Own]]
 
 
 @functools.cache
@@ -355,124 +381,112 @@ def _rule(func: Any) -> Rule:
     return RULES.get(plain, _joined)
 
 
-def _joined(track: Track, func: Any, call: dict[str, Any], owns: Owns, out: list[Tensor]) -> Own:
-    return whole(map(track.own, tensors(call)))
+def _joined(o: Operation) -> Own:
+    return whole(o.all())
 
 
-def _elementwise(
-    track: Track, func: Any, call: dict[str, Any], owns: Owns, out: list[Tensor]
-) -> Own:
-    return meet(*map(track.own, tensors(call)))
+def _elementwise(o: Operation) -> Own:
+    return meet(*o.all())
 
 
-def _shaped(track: Track, func: Any, call: dict[str, Any], owns: Owns, out: list[Tensor]) -> Own:
-    return meet(*map(track.own, list(tensors(call))[1:]))
+def _shaped(o: Operation) -> Own:
+    return meet(*o.all()[1:])
 
 
-def _copied(track: Track, func: Any, call: dict[str, Any], owns: Owns, out: list[Tensor]) -> Own:
-    return owns.get("src")
+def _copied(o: Operation) -> Own:
+    return o.own["src"]
 
 
-def _moved(track: Track, func: Any, call: dict[str, Any], owns: Owns, out: list[Tensor]) -> Own:
+def _moved(o: Operation) -> Own:
     """The same operation on each half of the shadow; what it fills in is of none."""
 
     def half(value: Any, k: int) -> Any:
         if isinstance(value, Tensor):
-            own = track.own(value)
+            own = o.track.own(value)
             return torch.zeros_like(value, dtype=torch.int8) if own is None else own[k]
         return [half(part, k) for part in value] if isinstance(value, list | tuple) else value
 
-    shadow = {k: 0 if k == "value" else value for k, value in call.items()}
-    halves = []
-    for k in (0, 1):
-        halves.append(func(**{name: half(value, k) for name, value in shadow.items()}))
+    call = o.call | {"value": 0} if "value" in o.call else o.call
+    halves = [o.func(**{name: half(value, k) for name, value in call.items()}) for k in (0, 1)]
     return torch.stack(halves)
 
 
-def _reduced(
-    track: Track, func: Any, call: dict[str, Any], owns: Owns, out: list[Tensor]
-) -> list[Own]:
-    kept = along(meet(*owns.values()), call.get("dim"))
+def _reduced(o: Operation) -> list[Own]:
+    kept = along(meet(*o.own.values()), o.call.get("dim"))
     size = 0 if kept is None else kept.numel() // 2
     # Of fewer numbers than results, as of another operation's overload, all meet.
     return [
         kept.reshape(2, *t.shape) if kept is not None and t.numel() == size else whole([kept])
-        for t in out
+        for t in o.out
     ]
 
 
-def _scanned(track: Track, func: Any, call: dict[str, Any], owns: Owns, out: list[Tensor]) -> Own:
-    dim = call.get("dim")
-    return meet(*(along(own, -1 if dim is None else dim) for own in owns.values()))
+def _scanned(o: Operation) -> Own:
+    dim = o.call.get("dim")
+    return meet(*(along(own, -1 if dim is None else dim) for own in o.own.values()))
 
 
-def _scattered(track: Track, func: Any, call: dict[str, Any], owns: Owns, out: list[Tensor]) -> Own:
+def _scattered(o: Operation) -> Own:
     """``index`` may choose any place along ``dim``, of all lines or of the first ones of each."""
-    x = call["self"]
-    index = call["index"]
-    dim = call["dim"] % max(x.ndim, 1)
-    if func.overloadpacket.__name__.startswith("index_add"):
-        return meet(
-            along(owns.get("self"), dim), along(owns.get("source"), dim), whole([owns.get("index")])
-        )
+    x = o.call["self"]
+    index = o.call["index"]
+    dim = o.call["dim"] % max(x.ndim, 1)
+    if o.name.startswith("index_add"):
+        return meet(along(o.own["self"], dim), along(o.own["source"], dim), o.of("index"))
     lines = [slice(None) if d == dim else slice(size) for d, size in enumerate(index.shape)]
 
     def part(name: str) -> Own:
-        own = owns.get(name)
+        own = o.own.get(name)
         return None if own is None else own[(slice(None), *lines)]
 
-    if "gather" in func.overloadpacket.__name__:
-        return meet(along(part("self"), dim), owns.get("index"))
-    new = along(meet(part("src"), owns.get("index")), dim)
+    if "gather" in o.name:
+        return meet(along(part("self"), dim), o.own["index"])
+    new = along(meet(part("src"), o.own["index"]), dim)
     if any(a != b for d, (a, b) in enumerate(zip(x.shape, index.shape, strict=True)) if d != dim):
         new = whole([new])
-    return meet(along(owns.get("self"), dim), new)
+    return meet(along(o.own["self"], dim), new)
 
 
-def _product(track: Track, func: Any, call: dict[str, Any], owns: Owns, out: list[Tensor]) -> Own:
-    names = [name for name, value in call.items() if isinstance(value, Tensor)]
-    a = owns.get(names[-2])
-    b = owns.get(names[-1])
-    vector = call[names[-1]].ndim == 1
-    added = owns.get(names[0]) if len(names) > 2 else None
-    if a is not None:
-        a = a.amax(-1, keepdim=not vector)
-    if b is not None:
-        b = b.amax(-1 if vector else -2, keepdim=True)
-    return meet(a, b, added)
+def _product(o: Operation) -> Own:
+    *rest, a, b = [name for name, value in o.call.items() if isinstance(value, Tensor)]
+    vector = o.call[b].ndim == 1
+    rows = o.own[a]
+    columns = o.own[b]
+    if rows is not None:
+        rows = rows.amax(-1, keepdim=not vector)
+    if columns is not None:
+        columns = columns.amax(-1 if vector else -2, keepdim=True)
+    return meet(rows, columns, *(o.own[name] for name in rest))
 
 
-def _embedded(track: Track, func: Any, call: dict[str, Any], owns: Owns, out: list[Tensor]) -> Own:
-    indices = owns.get("indices")
+def _embedded(o: Operation) -> Own:
+    indices = o.own["indices"]
     lines = None if indices is None else indices[..., None]
-    return meet(lines, whole([owns.get("weight")]))
+    return meet(lines, o.of("weight"))
 
 
-def _batched(
-    track: Track, func: Any, call: dict[str, Any], owns: Owns, out: list[Tensor]
-) -> list[Own]:
-    return _led_by(owns, out, 1, "backward" in func.overloadpacket.__name__)
+def _batched(o: Operation) -> list[Own]:
+    return _led_by(o.own, o.out, 1, "backward" in o.name)
 
 
-def _attended(
-    track: Track, func: Any, call: dict[str, Any], owns: Owns, out: list[Tensor]
-) -> list[Own]:
+def _attended(o: Operation) -> list[Own]:
     """Fused attention: of the first dimension each number is by itself, forward and backward."""
     # A mask of fewer dimensions has others first.
-    masks = {name: own for name, own in owns.items() if name in MASKS and own.ndim <= out[0].ndim}
-    low = _led_by({k: own for k, own in owns.items() if k not in COUNTERS | masks.keys()}, out, 1)
-    shared = whole(masks.values())
-    return [meet(own, shared) for own in low]
+    ndim = o.out[0].ndim
+    masks = [k for k, own in o.own.items() if k in MASKS and own is not None and own.ndim <= ndim]
+    rest = {k: own for k, own in o.own.items() if k not in COUNTERS | set(masks)}
+    shared = o.of(*masks)
+    return [meet(own, shared) for own in _led_by(rest, o.out, 1)]
 
 
-def _normed(
-    track: Track, func: Any, call: dict[str, Any], owns: Owns, out: list[Tensor]
+def _normed(o: Operation) -> list[Own]:
+    count = o.call["input"].ndim - len(o.call["normalized_shape"])
+    return _led_by(o.own, o.out, count, "backward" in o.name)
+
+
+def _led_by(
+    owns: dict[str, Own], out: list[Tensor], count: int, backward: bool = False
 ) -> list[Own]:
-    count = call["input"].ndim - len(call["normalized_shape"])
-    return _led_by(owns, out, count, "backward" in func.overloadpacket.__name__)
-
-
-def _led_by(owns: Owns, out: list[Tensor], count: int, backward: bool = False) -> list[Own]:
     """Along ``count`` leading dimensions each number is by itself, the rest meets.
 
     backward: of the first result alone, while the others are of weights.
@@ -481,7 +495,7 @@ def _led_by(owns: Owns, out: list[Tensor], count: int, backward: bool = False) -
     parts: list[Own] = []
     rest: list[Own] = []
     for name, own in owns.items():
-        if name in SHARED or own.shape[1 : count + 1] != leading:
+        if own is None or name in SHARED or own.shape[1 : count + 1] != leading:
             rest.append(own)
         else:
             parts.append(own.reshape(*own.shape[: count + 1], -1).amax(-1))
@@ -495,83 +509,79 @@ def _led_by(owns: Owns, out: list[Tensor], count: int, backward: bool = False) -
     return results
 
 
-def _by_statistics(
-    track: Track, func: Any, call: dict[str, Any], owns: Owns, out: list[Tensor]
-) -> list[Own]:
+def _by_statistics(o: Operation) -> list[Own]:
     """Batch normalisation: of each channel, of dimension 1, where it makes its statistics.
 
     As an instance normalisation does, whose examples are channels of one.
     """
-    given = call["input"]
-    own = [owns.get("input"), owns.get("grad_out")]
-    rest = whole(value for name, value in owns.items() if name not in ("input", "grad_out"))
-    trains = call.get("training", call.get("train"))
-    if not trains:
-        return [meet(*own, rest), *[whole(owns.values())] * (len(out) - 1)]
-    saved = [owns.get(name) for name in ("save_mean", "save_invstd")]
-    lines = [
-        None if each is None else each.reshape(2, 1, -1, *[1] * (given.ndim - 2)) for each in saved
-    ]
-    shared = whole(value for name, value in owns.items() if name in SHARED)
-    channels = along(meet(*own, *lines, shared), [d for d in range(given.ndim) if d != 1])
+    ndim = o.call["input"].ndim
+    own = meet(o.own["input"], o.own.get("grad_out"))
+    others = len(o.out) - 1
+    if not o.call.get("training", o.call.get("train")):
+        rest = o.of(*(o.own.keys() - {"input", "grad_out"}))
+        return [meet(own, rest), *[whole(o.own.values())] * others]
+    for name in ("save_mean", "save_invstd"):
+        saved = o.own.get(name)
+        if saved is not None:
+            own = meet(own, saved.reshape(2, 1, -1, *[1] * (ndim - 2)))
+    channels = along(meet(own, o.of(*SHARED)), [d for d in range(ndim) if d != 1])
     if channels is None:
-        return [None] * len(out)
-    return [channels, *[channels.reshape(2, -1)] * (len(out) - 1)]
+        return [None] * len(o.out)
+    return [channels, *[channels.reshape(2, -1)] * others]
 
 
-def _entropy(
-    track: Track, func: Any, call: dict[str, Any], owns: Owns, out: list[Tensor]
-) -> Own | list[Own]:
-    dim = 2 if call["self"].ndim > 1 else 1
-    target = owns.get("target")
-    shared = whole([owns.get("weight")])
-    if "grad_output" in call:
-        g = owns.get("grad_output")
+def _entropy(o: Operation) -> Own | list[Own]:
+    dim = 2 if o.call["self"].ndim > 1 else 1
+    target = o.own["target"]
+    shared = o.of("weight")
+    if "grad_output" in o.call:
+        g = o.own["grad_output"]
         if g is not None and g.ndim > 1:
             g = g.unsqueeze(dim)
         lines = None if target is None else target.unsqueeze(dim)
         # Without a reduction the weights' total is not used.
-        divisor = whole([owns.get("total_weight")]) if call["reduction"] else None
+        divisor = o.of("total_weight") if o.call["reduction"] else None
         return meet(g, lines, divisor, shared)
-    if call["reduction"]:
-        return whole(owns.values())
-    x = along(owns.get("self"), dim - 1)
+    every = whole(o.own.values())
+    if o.call["reduction"]:
+        return every
+    x = along(o.own["self"], dim - 1)
     x = None if x is None else x.squeeze(dim)
-    return [meet(x, target, shared), whole(owns.values())]
+    return [meet(x, target, shared), every]
 
 
-def _indexed(track: Track, func: Any, call: dict[str, Any], owns: Owns, out: list[Tensor]) -> Own:
-    x = call["self"]
-    name = func.overloadpacket.__name__
-    if name == "index_select":
-        dim = call["dim"] % x.ndim
-        indices = [None] * dim + [call["index"]]
+def _indexed(o: Operation) -> Own:
+    x = o.call["self"]
+    if o.name == "index_select":
+        indices = [None] * (o.call["dim"] % x.ndim) + [o.call["index"]]
     else:
-        indices = list(call["indices"])
+        indices = list(o.call["indices"])
     used = [d for d, t in enumerate(indices) if t is not None]
-    chosen = [d for d in used if not track.exact(indices[d], x.shape[d])]
+    chosen = [d for d in used if not o.track.exact(indices[d], x.shape[d])]
     # A mask may be of several dimensions: which ones the others are of is not counted here.
     if chosen and any(indices[d].dtype in (torch.bool, torch.uint8) for d in used):
         raise Untaken("rows are picked by a mask")
     # The place in x of each number that is taken or put.
     places = torch.arange(x.numel(), device=x.device).reshape(x.shape)
     places = places[tuple(slice(None) if t is None else t for t in indices)]
-    mine = meet(*(track.own(indices[d]) for d in used))
+    mine = meet(*(o.track.own(indices[d]) for d in used))
     if mine is not None:
         wide = max(indices[d].ndim for d in used)
         near = used == list(range(used[0], used[-1] + 1))
         after = x.ndim - used[-1] - 1 if near else x.ndim - len(used)
         mine = _led(mine, wide + 1)
         mine = mine.reshape(*mine.shape, *[1] * after)
-    own = owns.get("self")
+    own = o.own["self"]
     if chosen:
         own = along(own, chosen)
     if own is not None:
         own = own.expand(2, *x.shape)
-    if name in ("index", "index_select"):
-        taken = None if own is None else own.reshape(2, -1)[:, places.flatten()]
-        return meet(None if taken is None else taken.reshape(2, *places.shape), mine)
-    new = meet(owns.get("values"), mine)
+    if "put" not in o.name:
+        if own is None:
+            return mine
+        taken = own.reshape(2, -1)[:, places.flatten()]
+        return meet(taken.reshape(2, *places.shape), mine)
+    new = meet(o.own["values"], mine)
     if new is None:
         return own
     new = _led(new, places.ndim + 1).expand(2, *places.shape).reshape(2, -1)

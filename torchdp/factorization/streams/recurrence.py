@@ -33,8 +33,9 @@ class Recurrence(Brief):
     """The noise w = C^{-1} z of a lower triangular C, step by step, from tables alone.
 
         u_t = sum_m feeds[t, m] z_{t - lags[m]}
-        w_t = (u_t + sum_a gains[a] s_a + sum_j of_w[t, j] w_{t-1-j} + sum_j of_u[t, j] u_{t-1-j}) /
-        scale[t] s_a <- (1 + decays[a]) s_a + u_t
+        w_t = (u_t + sum_a gains[a] s_a + sum_j of_w[t, j] w_{t-1-j} + sum_j of_u[t, j] u_{t-1-j})
+              / scale[t]
+        s_a <- (1 + decays[a]) s_a + u_t
 
     z_t are the fresh normals of step t, and lags[0] = 0; those of earlier steps are drawn again.
     The state holds the running s, the last w and the last u, as many as of_w and of_u have columns.
