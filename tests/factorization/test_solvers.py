@@ -218,33 +218,6 @@ def test_the_certificate_of_a_mirrored_matrix_takes_eigenvalues(name, monkeypatc
     assert_close(again.lower, exact, rtol=1e-13, atol=0)
 
 
-@pytest.mark.parametrize("size", [37, 64])
-@pytest.mark.parametrize("kind", ["prefix", "decay", "cut"])
-def test_weights_from_a_coarser_matrix_save_iterations_and_no_more(kind, size, monkeypatch):
-    W = workloads.prefix(size).dense()
-    if kind == "decay":
-        steps = torch.arange(size)
-        W = W * 0.99 ** (steps[:, None] - steps).abs().double()
-    # smooth, and nothing of it is left in every second row and column
-    if kind == "cut":
-        W = torch.eye(size).double().flip(0)
-        W[1 - size % 2 :: 2, 1 - size % 2 :: 2] = 0
-        W = W + 1e-9
-    exact = plain(W, math.inf, False, 1e-6)
-    monkeypatch.setattr(fixed_point, "LARGE_ROUGH", 16)
-    even = factorize(W, tol=1e-3)
-    for name, value in (
-        ("LARGE", 16),
-        ("COARSEST", 8),
-        ("SMOOTH", math.inf),
-    ):
-        monkeypatch.setattr(fixed_point, name, value)
-    found = factorize(W, tol=1e-3)
-    assert found.certificate.gap <= 1e-3
-    assert found.iterations <= even.iterations + (4 if kind == "cut" else -1)
-    assert laws.overlap(found.certificate, exact)
-
-
 def test_a_false_symmetry_would_be_charged(monkeypatch):
     """Negative control: W taken for symmetric. The certificate knows W, and its bounds stay
     true.

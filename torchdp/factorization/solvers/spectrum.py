@@ -178,8 +178,7 @@ class Mirrored(Spectrum):
     squared; a = b. Where one of them is lost in rounding :class:`Decomposed` takes over.
     """
 
-    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
-        self.dtype = dtype
+    def __init__(self) -> None:
         self.general: Decomposed | None = None
 
     def refine(self) -> bool:
@@ -188,7 +187,7 @@ class Mirrored(Spectrum):
     def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
         if self.general is None:
             M = _Weighed.of(X, c, P).M
-            values, V = torch.linalg.eigh(M.to(self.dtype))
+            values, V = torch.linalg.eigh(M)
             S = values.abs()
             if bool((S.amin(-1) > SQUARE_TOLERANCE * S.amax(-1)).all()):
                 norms = (V.square() @ S[..., None])[..., 0] / c
@@ -288,8 +287,7 @@ def _kept(S: Tensor) -> Tensor:
 
 def _singular_maps(parts: Pair, short: Tensor) -> Pair:
     """(inner, across) from singular vectors V and values S."""
-    V = parts[0].double()
-    S = parts[1].double()
+    V, S = parts
     kept = _kept(S)
     root = short.sqrt()[..., None]
     inner = root * V * torch.where(kept, S.rsqrt(), 0.0)[..., None, :]
