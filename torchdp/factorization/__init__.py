@@ -17,7 +17,7 @@
 | the same with a few buffers of memory (BLT) | :func:`factorize_buffered` |
 | repeated participation: by epoch; with a minimum separation | :func:`factorize_epochs`; :func:`factorize_separated` |
 | streaming: noise step by step, custom strategies too | :class:`StreamStrategy`, :class:`Recurrence` |
-| fewer rows of R | :func:`truncate`, :func:`johnson_lindenstrauss`; :func:`train` of :class:`LowRankRelaxation` |
+| fewer rows of R | :func:`truncate`, :func:`johnson_lindenstrauss` |
 | the norm as a loss; factors as parameters | :func:`gamma2`, :func:`gamma_F`; :class:`Relaxation` |
 | marginal tables of a thousand bits | :class:`MarginalFactorization` |
 | products, matrix-free; those of the literature | :func:`factorize_product`; :func:`square_root`, ``constructive`` |
@@ -78,7 +78,6 @@ from torchdp.factorization.norm import free_constant, gamma, gamma2, gamma2_dual
 from torchdp.factorization.product import factorize_product, signature_form
 from torchdp.factorization.relaxation import (
     Groups,
-    LowRankRelaxation,
     Norm,
     Objective,
     Product,
@@ -98,7 +97,6 @@ __all__ = [
     "Certificate",
     "Factorization",
     "Groups",
-    "LowRankRelaxation",
     "MarginalFactorization",
     "Norm",
     "Objective",
