@@ -65,7 +65,6 @@ from torchdp.factorization.approximate import (
 from torchdp.factorization.certificates.certificate import Certificate, certify
 from torchdp.factorization.constructive import (
     MarginalFactorization,
-    binary_tree,
     gamma_box,
     gamma_ellipsoid,
     lipschitz_tree,
@@ -107,7 +106,6 @@ __all__ = [
     "StreamStrategy",
     "additive_noise_bound",
     "approximate",
-    "binary_tree",
     "certify",
     "factorize",
     "factorize_buffered",
