@@ -28,7 +28,7 @@ code with the ``solvers``), ``factorize`` (and :func:`reference`, a semidefinite
 ``running`` (Nikolov, Tang 2023, Theorem 26, for weights alone), ``product`` (their Lemma 62),
 ``norm`` (Edmonds, Nikolov, Ullman 2020, Lemmas 12 and 13), ``relaxation`` and ``train`` (every local
 minimum in T is global), ``approximate`` (Ghazi et al. 2023, Lemma 12), ``epochs`` and ``streams``
-(sensitivity of several steps), ``constructive`` and ``polar`` (closed forms), ``hard`` (lower bounds).
+(sensitivity of several steps), ``constructive`` (closed forms), ``hard`` (lower bounds).
 
 Guarantees: every certificate's lower <= the least value of any factorization <= its upper, in
 float64 up to its ``rounding``, by weak duality (Edmonds, Nikolov, Ullman 2020, Lemma 12; Nikolov,

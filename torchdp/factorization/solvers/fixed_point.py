@@ -22,7 +22,7 @@ iteration.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,11 +33,13 @@ from torchdp.factorization.certificates.certificate import certify, divisor
 from torchdp.factorization.solvers.iteration import Best, History, Schedule
 from torchdp.factorization.solvers.spectrum import (
     RANK_TOLERANCE,
+    Decomposed,
     Found,
+    Mirrored,
     Problem,
     Spectrum,
-    choose,
     factors,
+    maps,
     symmetry_of,
     triangle,
 )
@@ -168,9 +170,7 @@ def attempts(
         tol: relative gap.
         max_iterations: at least 1.
         memory: updates that are combined; 0 for the plain iteration.
-        spectrum: finds a, b and tr S, by decompositions or by matrix products; None: what suits
-            W's size and device. Products stop where the gap allows, so that tr S above is a little
-            less and the factors' norms a little more.
+        spectrum: finds a, b and tr S; None: what suits W.
 
     Yields where each problem's gap seems to be below ``tol``, at iterations 50, 75, 113, ..., and
     at ``max_iterations``; ends there, or where more iterations have nothing to offer. Memory
@@ -192,7 +192,7 @@ def attempts(
     weights = Weights(problem, tol, memory)
     looks = Schedule(tol)
     if spectrum is None:
-        spectrum = choose(W, symmetric)
+        spectrum = Mirrored() if symmetric else Decomposed()
     unproved = Best(
         upper=torch.full_like(weights.previous, math.inf),
         lower=torch.full_like(weights.previous, ROUNDING),
@@ -200,18 +200,15 @@ def attempts(
         dual=(problem.dual(weights.weights),),
     )
     best = unproved
-    gap = math.inf
-    maps = None
     for iteration in range(1, max_iterations + 1):
-        found = problem.look(weights.weights, weights.previous, spectrum, gap)
-        if found.maps is not maps:  # what is behind the upper bound so far is for other maps
-            maps = found.maps
+        found = problem.look(weights.weights, weights.previous, spectrum)
+        if not best.primal:  # a problem whose value is infinite chooses none
             best = replace(best, primal=found.primal)
         best = best.and_(Best(found.value, found.trace, found.primal, found.primal[-1:]))
         gap = float((best.upper / best.lower).amax()) - 1
         finished = gap <= looks.within
         if looks.due(iteration, finished) or iteration == max_iterations:
-            solution = _solution(whole, problem, scale, best, maps, iteration)
+            solution = _solution(whole, problem, scale, best, iteration)
             yield solution.turned() if turned else solution
             if not looks.go_on(iteration, gap, finished):
                 return
@@ -226,18 +223,18 @@ def _solution(
     problem: Problem,
     scale: Tensor,
     best: Best,
-    maps: Callable[..., tuple[Tensor, Tensor]],
     iterations: int,
 ) -> Solution:
-    """Factors of scale times ``whole``, from the maps found for the problem's matrix.
+    """Factors of scale times ``whole``, from what was found for the problem's matrix.
 
     That is ``whole`` itself or its triangle.
     """
-    c, P = problem.split(best.primal[-1])
+    V, S, dual = best.primal
+    c, P = problem.split(dual)
     offset = whole @ P[..., None]
     X = whole - offset if problem.shift else whole
     short = P if problem.W.shape[-2] >= problem.W.shape[-1] else c
-    left, right = factors(X, *maps(best.primal[:2], short))
+    left, right = factors(X, *maps(V, S, short))
     if float((X - left @ right).abs().max()) > ROUNDING * max(X.shape[-2:]):
         left, right = _complete(X, left, right)
     # Inner columns that no problem of the batch uses are dropped, but one.
