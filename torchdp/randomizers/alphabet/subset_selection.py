@@ -287,9 +287,14 @@ class SubsetSelection(BitVectorOracle):
         return {"reports": Limits(0, n, n * self.subset)}
 
     def checked(self, messages: Tensor) -> Tensor:
-        messages = super().checked(messages)
+        return self._of_sets("messages", super().checked(messages))
+
+    def decode(self, data: bytes) -> Tensor:
+        return self._of_sets("data", super().decode(data))
+
+    def _of_sets(self, name: str, messages: Tensor) -> Tensor:
         if (popcount(messages).sum(-1) != self.subset).any():
-            raise ValueError(f"messages must be sets of {self.subset} types each")
+            raise ValueError(f"{name} must hold sets of {self.subset} types each")
         return messages
 
     @property
