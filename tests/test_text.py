@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchdp import factorization, privacy, randomizers, text
+from torchdp import factorization, privacy, text
 from torchdp.privacy import sampling
 from torchdp.privacy.composition import gaussian_profile
 from torchdp.simulate import plots
@@ -79,9 +79,6 @@ ABSENT = {
     "dp-accounting": lambda: privacy.composed_delta([gaussian_profile(10.0)], 2, 1.0),
     "dp-accounting ": lambda: sampling.sampled_guarantee(1.0, 0.1, 10, 1e-6),
     "matplotlib": plots.subplots,
-    "cvxpy ": lambda: randomizers.strategy_lower_bound(
-        torch.eye(3).double()[:2], 1.0, torch.ones(3)
-    ),
 }
 
 

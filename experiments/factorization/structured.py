@@ -1,18 +1,17 @@
 """Explicit factorizations beside the certified optimum, and Kronecker products factored without
 forming them.
 
-Papers: Chan, Shi, Song (2011); Honaker (2015); Fichtenberger, Henzinger, Upadhyay (2023);
+Papers: Fichtenberger, Henzinger, Upadhyay (2023);
     Henzinger, Kalinin, Upadhyay (2025); Ghazi et al. (2023), Lemma 17; Nikolov, Tang (2023),
     Lemma 62; Liu, Upadhyay, Zou (2024), Theorem 1.4: no (epsilon, delta)-DP mechanism has an l_p
     error below a constant times gamma_(p)/epsilon, here at p = 4 too ("fourth power").
 Command:  python experiments/factorization/structured.py [--dense]
 Expected: prefix sums at k = 1024: the normalised square root 1.040 times the optimum, the square
-root 1.105, the
-    least-squares tree 1.50, the binary tree 3.54; value - ln k / pi = 0.874 and 1.066 for the first
-    two. In l_4 at k = 64 the normalised square root is 1.015 times the optimum, the square root
-    1.066. abs(i - j): Lemma 17's tree costs 1.30 k at k = 15 and 1.60 k at 255, below its bound; the
-    optimum stays below k. Kendall's tau on 64 x 64: both bounds 10.042063, the signature form in
-    about half a second; from the 4096 x 4096 matrix (--dense) in minutes.
+    root 1.105; value - ln k / pi = 0.874 and 1.066. In l_4 at k = 64 the normalised square root is
+    1.015 times the optimum, the square root 1.066. abs(i - j): Lemma 17's tree costs 1.30 k at k =
+    15 and 1.60 k at 255, below its bound; the optimum stays below k. Kendall's tau on 64 x 64: both
+    bounds 10.042063, the signature form in about half a second; from the 4096 x 4096 matrix
+    (--dense) in minutes.
 Output: results/factorization/structured/*.csv.
 Artifact: several, named in the script | explicit factorizations
 Status: agrees
@@ -25,31 +24,20 @@ from dataclasses import dataclass
 
 from torchdp import workloads
 from torchdp.factorization import (
-    Factorization,
     factorize,
     factorize_product,
     lipschitz_tree,
     signature_form,
     square_root,
 )
-from torchdp.factorization.constructive import (
-    best_decoder,
-    binary_tree,
-    normalised_square_root,
-)
+from torchdp.factorization.constructive import normalised_square_root
 from torchdp.simulate import Experiment
 
 DENSE_UP_TO = 32  # side of the grids that are also factored as dense matrices; --dense: all
 TOLERANCE = 1e-4  # certified gap of the optimum
 
 
-def least_squares_tree(k, p=math.inf) -> Factorization:
-    return best_decoder(workloads.prefix(k).dense(), binary_tree(k).right, p)
-
-
 PREFIX = {
-    "binary tree": binary_tree,
-    "least-squares tree": least_squares_tree,
     "square root": square_root,
     "normalised root": normalised_square_root,
 }

@@ -9,10 +9,10 @@ import pairwise_peers as peers
 import torch
 from contest import Method, shares
 from frequency_peers import Asked, norm_sub
+from least_variance import least_variance
 
 from torchdp import pairwise, queries
 from torchdp.queries import LocalOracle, MessageRelease
-from torchdp.randomizers import strategy_lower_bound
 from torchdp.randomness import keyed_generator
 
 STATISTICS = {
@@ -165,7 +165,7 @@ def bound(cell):
         return simple
     # to first order the statistic is twice the linear query f h
     query = statistic.kernel(statistic.form) @ h
-    least = strategy_lower_bound(query[None], cell.epsilon, h)
+    least = least_variance(query[None], cell.epsilon, h)
     return max(simple, math.sqrt(4 * least / cell.n))
 
 

@@ -7,6 +7,7 @@ import frequency_peers as peers
 import numpy as np
 import torch
 from contest import Method, shares
+from least_variance import least_variance
 from torch import Tensor
 
 from torchdp import workloads
@@ -14,7 +15,7 @@ from torchdp.factorization.solvers.pivoting import nearest_histogram
 from torchdp.protocol import Objective
 from torchdp.queries import LocalOracle, choose, lower_bound
 from torchdp.queries.protocol import Channel
-from torchdp.randomizers import ShiftStrategy, StrategyMatrix, strategy_lower_bound
+from torchdp.randomizers import ShiftStrategy, StrategyMatrix
 from torchdp.randomness import keyed_generator
 
 WORKLOADS = {
@@ -148,7 +149,7 @@ def bound(cell):
     simple = lower_bound(W, cell.n, cell.epsilon, prior=h)
     if cell.k > BOUNDED:
         return simple
-    return max(simple, math.sqrt(strategy_lower_bound(W, cell.epsilon, h) / cell.n))
+    return max(simple, math.sqrt(least_variance(W, cell.epsilon, h) / cell.n))
 
 
 if __name__ == "__main__":

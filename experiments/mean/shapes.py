@@ -29,7 +29,6 @@ from torchdp.domains import (
     Box,
     Ellipsoid,
     FiniteSet,
-    KroneckerProduct,
     NoiseShape,
     Product,
     SchattenBall,
@@ -72,15 +71,17 @@ def closed(p):
     """Domains with their norms in closed form."""
     high = normal(20, seed=1).abs()
     A = normal(12, 12, seed=2)
-    B = normal(6, 6, seed=3)
     box = Box(torch.zeros_like(high), high)
     ellipsoid = Ellipsoid(A, normal(12, seed=4))
     of_box = gamma_box(box.low, box.high, p)
     of_ellipsoid = gamma_ellipsoid(A, p)
     order = 2.0 if p == math.inf else 2 * p / (p + 2)
     of_both = torch.stack([of_box, of_ellipsoid]).norm(p=order)
-    cubed = KroneckerProduct(Ellipsoid(B, torch.zeros(6)), lp_ball(4, math.inf))
-    of_cubed = float(gamma_ellipsoid(B, p)) * 4 ** (1 / 2 + 1 / p)
+    half = normal(3, seed=3).abs()
+    boxed = torch.cartesian_prod(*torch.stack([-half, half], 1))
+    cubed = torch.cartesian_prod(*torch.tensor([[-1.0, 1.0]] * 4, dtype=torch.float64))
+    products = torch.stack([torch.kron(x, y) for x in boxed for y in cubed])
+    of_products = float(gamma_box(-half, half, p)) * 4 ** (1 / 2 + 1 / p)
     return [
         ("box in R^20", box, float(of_box)),
         ("ellipsoid in R^12", ellipsoid, float(of_ellipsoid)),
@@ -89,7 +90,7 @@ def closed(p):
         ("operator ball, 4 x 8", SchattenBall(4, 8), 32 ** (1 / p) * 2),
         ("trace-norm ball, 4 x 8", SchattenBall(4, 8, 1.0), 32 ** (1 / p)),
         ("box x ellipsoid", Product((box, ellipsoid)), float(of_both)),
-        ("ellipsoid (x) cube in R^24", cubed, of_cubed),
+        ("corners (x) cube in R^12", FiniteSet(products), of_products),
     ]
 
 

@@ -51,7 +51,7 @@ SHARDS = commands("cluster.md")
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
     # pages take half a second
-    monkeypatch.setattr("torchdp.cli.sweep.write_page", lambda *_: [])
+    monkeypatch.setattr("torchdp.cli.sweep.write_page", lambda *_: "report.html")
     path = tmp_path / "toy.py"
     path.write_text(TOY)
     return str(path)
@@ -75,7 +75,7 @@ def test_what_is_written_and_drawn_again(toy, tmp_path, capsys, monkeypatch):
     run(toy, "--smoke", "--out", tmp_path)
     lines = capsys.readouterr().out.splitlines()
     printed = [Path(line) for line in lines]
-    names = ["results.jsonl", "results.csv", "drawn.txt", "report.html", "report.md"]
+    names = ["results.jsonl", "results.csv", "drawn.txt", "report.html"]
     assert printed == [tmp_path / name for name in names]
     for row in table(tmp_path):
         # a hundred trials
@@ -295,7 +295,7 @@ def test_the_tutorial_runs_as_it_stands(coin, capsys):
         here = command.replace("--devices cpu,cpu", "--trials 4000")
         assert cli.main(shlex.split(here)[1:]) == 0, command
     assert "results/coin/report.html" in capsys.readouterr().out
-    page = Path("results/coin/report.md").read_text()
+    page = Path("results/coin/report.html").read_text()
     assert "6 of 6 configurations done" in page
     assert float(re.search(r"largest of 6 z-scores is (\d+\.\d+)", page)[1]) < 4
 
@@ -306,7 +306,7 @@ def test_shards_make_one_page(coin, capsys):
         here = command.replace("coin.py --shard", "coin.py --trials 4000 --shard")
         assert cli.main(shlex.split(here)[1:]) == 0, command
     assert cli.main(["sweep", "coin.py", "--trials", "4000", "--out", "one"]) == 0
-    assert digest("all/report.md") == digest("one/report.md")
+    assert digest("all/report.html") == digest("one/report.html")
     capsys.readouterr()
     # one block alone
     assert cli.main(["sweep", "coin.py", "--smoke", "--shard", "1/2", "--out", "idle"]) == 0
@@ -356,4 +356,4 @@ def test_the_job_of_kubernetes_gives_each_pod_its_shard():
 
 
 def digest(page):
-    return re.search(r"[0-9a-f]{16,}", Path(page).read_text())[0]
+    return re.search(r"results: ([0-9a-f]{16})", Path(page).read_text())[0]

@@ -11,7 +11,6 @@ from torchdp.domains import (
     Box,
     Ellipsoid,
     FiniteSet,
-    KroneckerProduct,
     LpBall,
     Polytope,
     Product,
@@ -72,14 +71,11 @@ DOMAINS = {
         (lp_ball(2, 2.0), Box(torch.zeros(2).double(), torch.ones(2).double()))
     ),
     "product of symmetric sets": Product((SchattenBall(2, 2), lp_ball(2, 4.0))),
-    "kronecker": KroneckerProduct(
-        Ellipsoid(normal(2, 2, seed=13), torch.zeros(2).double()), lp_ball(2, math.inf)
-    ),
     "image": LinearImage(normal(3, 4, seed=14), SchattenBall(2, 2)),
     "sum": minkowski_sum([Ellipsoid(normal(3, 3, seed=15), normal(3, seed=16)), lp_ball(3, 1.0)]),
     "sum with a polytope": minkowski_sum([Polytope(OTHERS), lp_ball(3, 2.0)]),
 }
-CONVEX = [name for name in DOMAINS if "points" not in name and name != "kronecker"]
+CONVEX = [name for name in DOMAINS if "points" not in name]
 each = pytest.mark.parametrize("name", DOMAINS)
 
 

@@ -1,6 +1,5 @@
 """All domains, and what rests on them: where a set lies, its turn and its unit change nothing."""
 
-import math
 from functools import cache
 
 import pytest
@@ -14,7 +13,6 @@ from torchdp.domains import (
     Domain,
     Ellipsoid,
     FiniteSet,
-    KroneckerProduct,
     LpBall,
     Polytope,
     Product,
@@ -60,7 +58,6 @@ SETS = {
     # that its oracle alone knows
     "hidden polytope": LinearImage(torch.eye(3), Polytope(POINTS)),
     "operator": SchattenBall(3, 1),
-    "kronecker": KroneckerProduct(lp_ball(1, 2.0), lp_ball(3, math.inf)),
 }
 
 
@@ -97,7 +94,6 @@ PLACED = {
     Product: by_parts,
     LinearImage: by_image,
     SchattenBall: by_a_sum,
-    KroneckerProduct: by_a_sum,
 }
 TURN = torch.linalg.qr(normal(3, 3, seed=6)).Q
 DIRECTION = torch.tensor([1.0, -0.7, 0.4], dtype=torch.float64)
@@ -112,7 +108,6 @@ QUICKLY = {
     "ball sum": 1,
     "image": 0,
     "operator": 1,
-    "kronecker": 1,
 }
 cells = pytest.mark.parametrize(
     ("name", "move"),
@@ -175,7 +170,7 @@ def test_membership_follows(name, move):
     room = 10 * bound
     inside = ends
     outside = ends + room * (ends - centre)
-    if type(SETS[name]) not in (FiniteSet, KroneckerProduct, Product):
+    if type(SETS[name]) not in (FiniteSet, Product):
         inside = torch.cat([ends, ends - room * (ends - centre)])
     assert base.contains(inside).all()
     assert moved.contains(follow(inside)).all()
@@ -185,10 +180,9 @@ def test_membership_follows(name, move):
     cloud = centre + 1.5 * normal(40, 3, seed=8) @ axes.mT / 3**0.5
     followed = follow(cloud)
     assert_close(moved.contains(followed), base.contains(cloud))
-    if type(SETS[name]) is not KroneckerProduct:
-        here = (cloud - base.project(cloud)).norm(dim=1)
-        there = (followed - moved.project(followed)).norm(dim=1)
-        assert_close(there, s * here, rtol=room, atol=room * s * float(axes.norm()))
+    here = (cloud - base.project(cloud)).norm(dim=1)
+    there = (followed - moved.project(followed)).norm(dim=1)
+    assert_close(there, s * here, rtol=room, atol=room * s * float(axes.norm()))
 
 
 @cells

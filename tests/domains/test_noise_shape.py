@@ -14,7 +14,6 @@ from torchdp.domains import (
     Box,
     Ellipsoid,
     FiniteSet,
-    KroneckerProduct,
     LpBall,
     Polytope,
     Product,
@@ -79,10 +78,6 @@ CLOSED = {
             ],
             order(p),
         ),
-    ),
-    "kronecker": (
-        KroneckerProduct(Ellipsoid(ROOT, torch.zeros(4).double()), lp_ball(3, math.inf)),
-        lambda p: float(gamma_ellipsoid(ROOT, p)) * 3 ** (1 / 2 + 1 / p),
     ),
     "cross-polytope": (Polytope(torch.cat([identity(4), -identity(4)])), lambda p: 4 ** (1 / p)),
     "cube's corners": (

@@ -189,8 +189,8 @@ def test_a_solver_that_believes_too_much_is_not_believed(monkeypatch):
     """Negative control: trace norms 1 % too large. The warning does not ask for iterations."""
     right = spectrum.Mirrored.step
 
-    def wrong(self, X, c, P, gap):
-        step = right(self, X, c, P, gap)
+    def wrong(self, X, c, P):
+        step = right(self, X, c, P)
         return step._replace(trace=1.01 * step.trace)
 
     W = workloads.prefix(16).dense()

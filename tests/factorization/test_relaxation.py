@@ -11,12 +11,11 @@ from functools import partial
 import laws
 import pytest
 import torch
-from laws import overlap
 from torch.testing import assert_close
 
-from torchdp import factorization, workloads
-from torchdp.factorization import Relaxation, approximate, factorize, truncate
-from torchdp.factorization.relaxation import LowRankRelaxation, smooth_log_norm
+from torchdp import workloads
+from torchdp.factorization import Relaxation
+from torchdp.factorization.relaxation import smooth_log_norm
 
 normal = partial(laws.normal, name=b"relaxation")
 
@@ -29,8 +28,6 @@ def symmetric(*shape):
 MODULES = [
     lambda: Relaxation(normal(4, 3)),
     lambda: Relaxation(normal(2, 3, 5)),
-    lambda: LowRankRelaxation(normal(4, 5), 2),
-    lambda: LowRankRelaxation(symmetric(5, 5), 3, symmetric=True),
 ]
 
 
@@ -73,45 +70,11 @@ def test_relaxation_of_low_rank_and_of_zero():
 
 @pytest.mark.parametrize("scale", [1e-100, 1.0, 1e100])
 def test_units_of_W_do_not_change_the_parameters(scale):
-    for make in (Relaxation, lambda W: LowRankRelaxation(W, 2)):
-        one = make(normal(4, 5))
-        other = make(normal(4, 5) * scale)
-        for a, b in zip(one.parameters(), other.parameters(), strict=True):
-            assert_close(a, b, rtol=1e-9, atol=1e-9)
-        assert_close(torch.matmul(*other()) / scale, torch.matmul(*one()), rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("rank", [1, 3, 5, 50])
-def test_low_rank_modules_start_at_the_truncated_svd(rank):
-    W = normal(2, 6, 5)
-    U, S, Vh = torch.linalg.svd(W)
-    kept = min(rank, 5)
-    left, right = LowRankRelaxation(W, rank)()
-    scaled = U[..., :kept] * S[..., None, :kept]
-    assert_close(left @ right, scaled @ Vh[..., :kept, :])
-    assert right.shape == (2, kept, 5)
-    square = symmetric(2, 5, 5)
-    values, V = torch.linalg.eigh(square)
-    order = values.abs().argsort(-1, descending=True)[..., :kept]
-    V = V.take_along_dim(order[..., None, :], -1)
-    module = LowRankRelaxation(square, rank, symmetric=True)
-    left, right = module()
-    kept_values = values.gather(-1, order)[..., None, :]
-    assert_close(left @ right, V * kept_values @ V.mT)
-    assert_close(left, right.mT * module.weights[..., None, :])
-    assert_close(module.weights.abs(), torch.ones(2, kept).double())
-
-
-def test_directions_that_start_at_zero_can_still_grow():
-    """A zero singular value leaves one factor non-zero, so the other has a gradient."""
-    W = normal(5, 1) @ normal(1, 4)
-    for module in (LowRankRelaxation(W, 2), LowRankRelaxation(W[:4] @ W[:4].T, 2, symmetric=True)):
-        left, right = module()
-        identity = torch.eye(left.shape[0], 4)
-        missed = (left @ right - identity).square().sum()
-        gradients = torch.autograd.grad(missed, [*module.parameters()])
-        assert all(float(g.abs().max()) > 1e-4 for g in gradients)
-        assert any(float(g[..., -1].abs().max()) > 1e-4 for g in gradients)
+    one = Relaxation(normal(4, 5))
+    other = Relaxation(normal(4, 5) * scale)
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        assert_close(a, b, rtol=1e-9, atol=1e-9)
+    assert_close(torch.matmul(*other()) / scale, torch.matmul(*one()), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("make", MODULES)
@@ -136,17 +99,13 @@ def test_state_dict_deepcopy_and_pickle(make):
 def test_a_module_keeps_its_own_copy_of_W_and_follows_its_dtype(make):
     assert all(p.dtype == torch.float64 for p in make().parameters())
     W = symmetric(4, 4).float().requires_grad_()
-    for module in (
-        Relaxation(W),
-        LowRankRelaxation(W, 2),
-        LowRankRelaxation(W, 2, symmetric=True),
-    ):
-        assert all(t.dtype == torch.float32 and not t.requires_grad for t in module.buffers())
-        assert all(p.dtype == torch.float32 for p in module.parameters())
-        kept = module.W.clone()
-        with torch.no_grad():
-            W.mul_(2)
-        assert torch.equal(module.W, kept)
+    module = Relaxation(W)
+    assert all(t.dtype == torch.float32 and not t.requires_grad for t in module.buffers())
+    assert all(p.dtype == torch.float32 for p in module.parameters())
+    kept = module.W.clone()
+    with torch.no_grad():
+        W.mul_(2)
+    assert torch.equal(module.W, kept)
 
 
 @pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
@@ -195,18 +154,3 @@ def test_an_ordinary_loop_reaches_the_norm():
 
     assert 1.7044 <= norm(batch, 200)[0] <= 1.7045 * 1.005
     assert_close(norm(batch[:1], 50), norm(batch, 50)[:1], rtol=1e-6, atol=0)
-
-
-def test_guarantee_factors_of_a_rank_are_within_alpha_and_beat_truncation():
-    """Prefix sums 8 at rank 4: the norm falls by nearly half at the truncation's own error."""
-    W = workloads.prefix(8).dense()
-    cut = truncate(factorize(W, tol=1e-6), 4)
-    alpha = float(cut.certificate.residual)
-    found = factorization.train(
-        W, structure=partial(LowRankRelaxation, rank=4), alpha=alpha, tol=1e-2
-    )
-    assert torch.linalg.matrix_rank(found.left @ found.right) == 4
-    assert found.certificate.residual <= alpha
-    assert found.norm < 0.54 * cut.norm
-    assert_close(found.norm, found.certificate.upper)
-    assert overlap(found.certificate, approximate(W, alpha, tol=1e-5).certificate)  # of any rank

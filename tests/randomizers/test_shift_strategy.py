@@ -175,7 +175,7 @@ def test_tuned_for_a_grid_is_nearer_the_bound_than_on_a_line():
         **options,
     )
     on_line = ShiftStrategy.tuned(W, 1.0, generator=generator(), **options)
-    least = strategy_lower_bound(W, 1.0, program=False)
+    least = strategy_lower_bound(W, 1.0)
     assert worst(on_grid, W) < min(1.8 * least, 0.85 * worst(on_line, W))
     assert on_grid.guarantee.epsilon <= 1.0
     assert on_line.guarantee.epsilon <= 1.0

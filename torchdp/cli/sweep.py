@@ -78,7 +78,7 @@ def sweep(options: argparse.Namespace) -> int:
     if not options.measure_only:
         page = write_page(store, store.with_name("report.html"), experiment.name)
         with explained(options.experiment):
-            drawn = [*experiment.draw(good, folder), *page]
+            drawn = [*experiment.draw(good, folder), page]
     say(store, table, *drawn)
     for row in failed:
         say(f"torchdp sweep: {row.config} failed: {' '.join(str(row.error).split())}", error=True)
@@ -267,7 +267,7 @@ def report(options: argparse.Namespace) -> int:
     if store.is_dir():
         store /= "results.jsonl"
     out = Path(options.out) if options.out else store.with_name("report.html")
-    say(*write_page(store, out, options.title or ""))
+    say(write_page(store, out, options.title or ""))
     return 0
 
 

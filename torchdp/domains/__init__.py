@@ -23,7 +23,7 @@ To read in this order; theorems are those of Nikolov, Tang (2023):
 - ``domain``: what an ellipsoid needs to know of K, Definition 29
 - ``noise_shape``: the search and its certificate, Theorems 26 and 30
 - ``finite``, ``balls``, ``ball_image``, ``relaxation``: sets and their oracles, Theorem 32
-- ``composite``, ``kronecker``: products, images and sums, Lemmas 31, 60 and 62
+- ``composite``: products, images and sums, Lemmas 31 and 60
 - ``shapes``: the curator's noise, of least error, Theorem 15; ``nearest``: nearest points of sets
 """
 
@@ -31,7 +31,6 @@ from torchdp.domains.balls import Box, Ellipsoid, LpBall, SchattenBall, Zonotope
 from torchdp.domains.composite import Product, linear_image, minkowski_sum
 from torchdp.domains.domain import Domain
 from torchdp.domains.finite import FiniteSet, Polytope
-from torchdp.domains.kronecker import KroneckerProduct
 from torchdp.domains.noise_shape import NoiseShape, noise_shape
 from torchdp.domains.shapes import difference_shape, least_error_shape, round_shape
 
@@ -40,7 +39,6 @@ __all__ = [
     "Domain",
     "Ellipsoid",
     "FiniteSet",
-    "KroneckerProduct",
     "LpBall",
     "NoiseShape",
     "Polytope",

@@ -14,7 +14,7 @@ from torchdp.domains.balls import BallSum, Ellipsoid, Zonotope
 from torchdp.domains.domain import Domain, Maximum, Proposal, beside, climb
 from torchdp.domains.finite import FiniteSet, Polytope
 from torchdp.domains.noise_shape import NoiseShape, searched
-from torchdp.domains.relaxation import TINY, hadamard_signs, paired, split
+from torchdp.domains.relaxation import TINY, hadamard_signs, paired
 from torchdp.factorization.certificates.certificate import conjugate
 from torchdp.randomness import keyed_generator
 
@@ -253,23 +253,6 @@ class Product(Domain):
         centre = torch.cat([shape.centre for shape in shapes])
         return Proposal(torch.block_diag(*roots), centre, points, weights, torch.cat(rows))
 
-    def image_proposal(
-        self, transform: Tensor, p: float, shift: bool, tol: float
-    ) -> Proposal | None:
-        """Of the sum of the images F_i K_i: M = sum_i M_i / t_i, t the best for the M_i."""
-        images = [linear_image(F, part) for part, F in self._blocks(transform)]
-        shapes = [searched(image, p, shift, tol) for image in images]
-        squares = torch.stack([shape.root.square().sum(-1) for shape in shapes], -1)
-        t, c = split(squares, p, ((len(shapes), math.inf),))
-        roots = [
-            shape.root / math.sqrt(own or 1.0)
-            for shape, own in zip(shapes, t.tolist(), strict=True)
-        ]
-        centre = torch.stack([shape.centre for shape in shapes]).sum(0)
-        parts = [searched(part, p, shift, tol) for part in self.parts]
-        points, weights = self._dual_measure(parts, shift)
-        return Proposal(torch.cat(roots, 1), centre, points @ transform.mT, weights, c)
-
     def contains(self, x: Tensor) -> Tensor:
         inside = [part.contains(y) for part, y in self._blocks(self._vectors(x))]
         return torch.stack(inside).all(0)
@@ -362,14 +345,6 @@ class LinearImage(Domain):
 
     def spanning(self) -> Tensor:
         return self.domain.spanning() @ self.transform.mT
-
-    def proposal(self, p: float, shift: bool, tol: float) -> Proposal | None:
-        return self.domain.image_proposal(self.transform, p, shift, tol)
-
-    def image_proposal(
-        self, transform: Tensor, p: float, shift: bool, tol: float
-    ) -> Proposal | None:
-        return self.domain.image_proposal(transform @ self.transform, p, shift, tol)
 
 
 def linear_image(transform: Tensor, domain: Domain) -> Domain:

@@ -220,12 +220,6 @@ class Domain(Brief, ABC):
         """An ellipsoid known from the structure of K, optimal or nearly; None: there is none."""
         return None
 
-    def image_proposal(
-        self, transform: Tensor, p: float, shift: bool, tol: float
-    ) -> Proposal | None:
-        """The same for {transform x: x in K}."""
-        return None
-
     def validate(self, x: Tensor) -> Tensor:
         """x, refused where a row lies outside K: data are checked before they are used.
 

@@ -17,7 +17,7 @@
 | the same with a few buffers of memory (BLT) | :func:`factorize_buffered` |
 | repeated participation: by epoch; with a minimum separation | :func:`factorize_epochs`; :func:`factorize_separated` |
 | streaming: noise step by step, custom strategies too | :class:`StreamStrategy`, :class:`Recurrence` |
-| fewer rows of R | :func:`truncate`, :func:`johnson_lindenstrauss`; :func:`train` of :class:`LowRankRelaxation` |
+| fewer rows of R | :func:`truncate`, :func:`johnson_lindenstrauss` |
 | the norm as a loss; factors as parameters | :func:`gamma2`, :func:`gamma_F`; :class:`Relaxation` |
 | marginal tables of a thousand bits | :class:`MarginalFactorization` |
 | products, matrix-free; those of the literature | :func:`factorize_product`; :func:`square_root`, ``constructive`` |
@@ -28,7 +28,7 @@ code with the ``solvers``), ``factorize`` (and :func:`reference`, a semidefinite
 ``running`` (Nikolov, Tang 2023, Theorem 26, for weights alone), ``product`` (their Lemma 62),
 ``norm`` (Edmonds, Nikolov, Ullman 2020, Lemmas 12 and 13), ``relaxation`` and ``train`` (every local
 minimum in T is global), ``approximate`` (Ghazi et al. 2023, Lemma 12), ``epochs`` and ``streams``
-(sensitivity of several steps), ``constructive`` and ``polar`` (closed forms), ``hard`` (lower bounds).
+(sensitivity of several steps), ``constructive`` (closed forms), ``hard`` (lower bounds).
 
 Guarantees: every certificate's lower <= the least value of any factorization <= its upper, in
 float64 up to its ``rounding``, by weak duality (Edmonds, Nikolov, Ullman 2020, Lemma 12; Nikolov,
@@ -65,7 +65,6 @@ from torchdp.factorization.approximate import (
 from torchdp.factorization.certificates.certificate import Certificate, certify
 from torchdp.factorization.constructive import (
     MarginalFactorization,
-    binary_tree,
     gamma_box,
     gamma_ellipsoid,
     lipschitz_tree,
@@ -78,7 +77,6 @@ from torchdp.factorization.norm import free_constant, gamma, gamma2, gamma2_dual
 from torchdp.factorization.product import factorize_product, signature_form
 from torchdp.factorization.relaxation import (
     Groups,
-    LowRankRelaxation,
     Norm,
     Objective,
     Product,
@@ -98,7 +96,6 @@ __all__ = [
     "Certificate",
     "Factorization",
     "Groups",
-    "LowRankRelaxation",
     "MarginalFactorization",
     "Norm",
     "Objective",
@@ -109,7 +106,6 @@ __all__ = [
     "StreamStrategy",
     "additive_noise_bound",
     "approximate",
-    "binary_tree",
     "certify",
     "factorize",
     "factorize_buffered",

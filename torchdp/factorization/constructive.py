@@ -35,51 +35,6 @@ MOST_ORDER = 16
 ROUNDING = 1e-12
 
 
-def best_decoder(W: Tensor, right: Tensor, p: float = math.inf) -> Factorization:
-    """left = W right^+, whose rows have the least norms for this right: it is best for every p.
-
-    With the binary tree it is Honaker's.
-
-    Args:
-        W: (*batch, m, n), real.
-        right: (*batch, r, n), whose row space holds W's rows (what it misses is charged to
-            ``upper``).
-        p: in [2, inf].
-
-    Raises ValueError, TypeError.
-    Source: Hay, Rastogi, Miklau, Suciu (2010), consistency by least squares; Honaker (2015).
-    """
-    W = checks.matrix("W", W).detach()
-    right = checks.matrix("right", right).detach().double()
-    if W.shape[-1] != right.shape[-1]:
-        raise ValueError(f"right must have W's {W.shape[-1]} columns, not {right.shape[-1]}")
-    left = W.double() @ torch.linalg.pinv(right)
-    return at_uniform_weights(W, left, right, p)
-
-
-def binary_tree(k: int, p: float = math.inf) -> Factorization:
-    """Prefix sums from a binary tree: right counts dyadic intervals, left adds those of a prefix.
-
-    With 2^h >= k the least such power, a type lies in h + 1 intervals and a prefix is made of at
-    most max(h, 1): gamma_2's upper bound is at most sqrt((h + 1) max(h, 1)). Raises ValueError.
-    Source: Dwork, Naor, Pitassi, Rothblum (2010); Chan, Shi, Song (2011).
-    """
-    W = workloads.prefix(k).dense()
-    types = torch.arange(k, device=W.device)
-    left = []
-    right = []
-    for level in range((k - 1).bit_length() + 1):
-        # Intervals of 2^level types.
-        interval = torch.arange(((k - 1) >> level) + 1, device=W.device)
-        right.append(types >> level == interval[:, None])
-        # Where an odd number of them fits in a prefix the last of them is used.
-        fitting = ((types + 1) >> level)[:, None]
-        left.append((fitting % 2 == 1) & (fitting - 1 == interval))
-    counts = torch.cat(right).double()
-    sums = torch.cat(left, 1).double()
-    return at_uniform_weights(W, sums, counts, p)
-
-
 def square_root(k: int, p: float = math.inf) -> Factorization:
     """Prefix sums as A A, A the Toeplitz matrix of the coefficients f_j of (1 - x)^{-1/2}.
 

@@ -36,12 +36,6 @@ from torchdp.factorization.certificates.certificate import check_exponent, divis
 # What entries that may not be negative start at: at 0 their squares have no slope.
 FILLED = 0.1
 
-# Singular values below it start with their weight on one factor: two zero factors have no gradient.
-FAINT = 1e-3
-
-# Of an entry of a symmetric W, relative to the largest one.
-ASYMMETRIC = 1e-6
-
 # Least squared unit of descent, relative to the mean.
 FLATTEST = 1e-8
 
@@ -208,59 +202,6 @@ class Relaxation(nn.Module):
         s = s / _positive(s.mean(-1, keepdim=True))
         means = (s[..., :, None] + s[..., None, :]) / 2
         return {"T": means.clamp_min(FLATTEST).rsqrt()}
-
-
-class LowRankRelaxation(nn.Module):
-    """left right of rank at most ``rank``, near W: both factors are parameters.
-
-    They start at the truncated SVD of W. With ``symmetric`` left = right^T diag(weights), one
-    vector for each type: the parameters are ``right`` (*batch, rank, n) and ``weights``
-    (*batch, rank), which start at the eigenvectors of the eigenvalues of largest size and at their
-    signs. Nothing keeps the product near W but the loss, and no rank below W's can reach it.
-
-    Args:
-        W: (*batch, m, n), real; symmetric where ``symmetric`` says so.
-        rank: at least 1; min(m, n) serves for more.
-        symmetric: whether both factors are one.
-
-    Raises ValueError, TypeError.
-    """
-
-    W: Tensor
-    unit: Tensor
-    weights: nn.Parameter  # None where it is not symmetric
-
-    def __init__(self, W: Tensor, rank: int, symmetric: bool = False) -> None:
-        super().__init__()
-        scaled = _keep(self, W)
-        rank = checks.integer("rank", rank, 1)
-        if checks.instance("symmetric", symmetric, bool):
-            square = scaled.shape[-1] == scaled.shape[-2]
-            if not square or not torch.allclose(scaled, scaled.mT, rtol=0, atol=ASYMMETRIC):
-                raise ValueError(
-                    "W must be symmetric; a quadratic form is unchanged by W -> (W + W^T) / 2"
-                )
-            S, U = torch.linalg.eigh(scaled)
-            order = S.abs().argsort(-1, descending=True)
-            S = S.gather(-1, order)
-            Vh = U.take_along_dim(order[..., None, :], -1).mT
-        else:
-            U, S, Vh = torch.linalg.svd(scaled, full_matrices=False)
-        S = S[..., :rank]
-        root = S.abs().clamp_min(FAINT).sqrt()
-        left = U[..., :rank] * (S / root)[..., None, :]
-        right = root[..., None] * Vh[..., :rank, :]
-        weights = S / root.square()
-        self.left = None if symmetric else nn.Parameter(left.to(self.W))
-        self.right = nn.Parameter(right.to(self.W))
-        self.register_parameter("weights", nn.Parameter(weights.to(self.W)) if symmetric else None)
-
-    def forward(self) -> tuple[Tensor, Tensor]:
-        """(left, right), of shapes (*batch, m, rank) and (*batch, rank, n)."""
-        right = self.unit * self.right
-        if self.left is None:
-            return right.mT * self.weights[..., None, :], right
-        return self.unit * self.left, right
 
 
 class Strategy(nn.Module):

@@ -17,21 +17,18 @@ import math
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from torchdp import checks
 from torchdp.descent import LBFGS
-from torchdp.factorization.approximate import approximate
 from torchdp.factorization.certificates.certificate import (
     Certificate,
     certify,
     magnitude,
 )
 from torchdp.factorization.certificates.objective_certificate import (
-    certify_approximate,
     certify_objective,
 )
 from torchdp.factorization.factorize import Factorization, Matrix, balance, matrix_of
@@ -70,70 +67,8 @@ NOTHING = 1e-14
 
 TINY = torch.finfo(torch.float64).tiny
 
-# The augmented Lagrangian aims a little inside alpha, so that finitely many rounds reach it.
-AIM = 0.999
-
-# Its penalty at the start, over the number of entries, and the factor by which it grows.
-STIFF = 10.0
-STIFFER = 4.0
-
-# The penalty grows where the largest excess does not shrink by this factor in a round.
-SHRINKING = 3.0
-
-# What a distance beyond alpha counts in the upper bound: factors within alpha are preferred.
-HEAVY = 1e4
-
 Structure = Callable[[Tensor], nn.Module]
-Dual = tuple[Tensor, ...]  # weights of rows and of columns, and with alpha > 0 their witness
-
-
-class Within:
-    """abs(W - L R) <= alpha in every entry, by an augmented Lagrangian; W is (*batch, m, n).
-
-        rho/2 sum_ij dist^2((W - L R)_ij / aim + y_ij / rho, [-1, 1]) - sum_ij y_ij^2 / (2 rho),
-        aim = .999 alpha.
-
-    The multipliers y and the penalty rho are updated after each round; rho grows where the largest
-    excess does not fall to a third.
-
-    Source: Rockafellar (1974).
-    """
-
-    def __init__(self, W: Tensor, alpha: Tensor) -> None:
-        self.W = W
-        self.aim = AIM * alpha[..., None, None]
-        self.y = torch.zeros_like(W)
-        entries = W.shape[-2:].numel()
-        self.rho = torch.full_like(self.aim, STIFF / entries)
-        self.last_excess = torch.full_like(self.aim, math.inf)
-
-    def penalty(self, left: Tensor, right: Tensor) -> Tensor:
-        """(*batch), differentiable."""
-        squares = self._outside(left, right).square() - (self.y / self.rho).square()
-        return (self.rho / 2 * squares).sum((-2, -1))
-
-    def renew(self, left: Tensor, right: Tensor) -> None:
-        """Updates the multipliers and the penalty."""
-        self.y = self.rho * self._outside(left, right)
-        excess = (self._distance(left, right) - 1).clamp_min(0)
-        too_slow = excess > self.last_excess / SHRINKING
-        self.rho = torch.where(too_slow, STIFFER * self.rho, self.rho)
-        self.last_excess = excess
-
-    def factor(self, left: Tensor, right: Tensor) -> Tensor:
-        """(*batch): on the upper bound, above 1 where the factors are further than alpha from W."""
-        excess = (AIM * self._distance(left, right) - 1).clamp_min(0)
-        return 1 + HEAVY * excess[..., 0, 0]
-
-    def _distance(self, left: Tensor, right: Tensor) -> Tensor:
-        """(*batch, 1, 1): the largest entry of W - left right, over ``aim``."""
-        distances = (self.W - left @ right).abs()
-        return distances.amax((-2, -1), keepdim=True) / self.aim
-
-    def _outside(self, left: Tensor, right: Tensor) -> Tensor:
-        """Signed distance from [-1, 1] of each entry, moved by its multiplier."""
-        moved = (self.W - left @ right) / self.aim + self.y / self.rho
-        return moved - moved.clamp(-1, 1)
+Dual = tuple[Tensor, ...]  # weights of rows and of columns
 
 
 class Problem:
@@ -146,8 +81,6 @@ class Problem:
         W: (*batch, m, n), float64.
         objective: the error of the factors.
         structure: gives the module for W; None: the relaxation, in which left right = W always.
-        alpha: how far the factors may be from W in each entry; 0: not at all.
-        proof: with alpha > 0, dual weights of a lower bound known in advance; else empty.
     """
 
     def __init__(
@@ -155,16 +88,11 @@ class Problem:
         W: Tensor,
         objective: Objective,
         structure: Structure | None,
-        alpha: float,
-        proof: Dual,
     ) -> None:
         self.objective = objective
-        self.proof = proof
         self.scale = magnitude(W)
         self.W = W / self.scale
         self.offset = objective.offset(self.W)
-        self.alpha = alpha / self.scale[..., 0, 0]
-        self.within = Within(self.W, self.alpha) if alpha > 0 else None
 
         # Whether the certificate's gap can close: else the descent stops on the gap to the smoothed
         # error.
@@ -173,15 +101,13 @@ class Problem:
         self.module = _module_for(W, structure)
         self._flatten_parameters(W.shape[:-2])
         left, right = self.factors(torch.zeros_like(self.start))
-        if structure is not None and self.within is None:
+        if structure is not None:
             error = float((self.W - left @ right).abs().max())
             if error > INEXACT:
                 raise ValueError(
                     "structure must give a module whose factors' product is W at every parameter"
                 )
         rows, columns = self.values(left, right)
-        squared = rows.amax(-1) * columns.amax(-1)
-        self.first_error = squared.sqrt().detach().clamp_min(TINY)
 
         # Logarithms of the multipliers, equal at the start.
         self.row_multipliers = torch.zeros_like(rows).log_softmax(-1).detach()
@@ -227,14 +153,10 @@ class Problem:
         return rows, self.objective.columns(right.square().sum(-2))
 
     def loss(self, x: Tensor) -> Tensor:
-        """The logarithm of the smoothed error, (problems,); with alpha > 0 with a penalty."""
+        """The logarithm of the smoothed error, (problems,)."""
         left, right = self.factors(x)
         errors = self._errors(*self.values(left, right))
         loss = self._smooth_maximum(errors, self.row_multipliers) / 2
-        if self.within is not None:
-            # The error itself, as a share of the first one: a logarithm falls without end as the
-            # factors go to 0.
-            loss = loss.exp() / self.first_error + self.within.penalty(left, right)
         return loss.reshape(self.problems, -1).sum(-1)
 
     @torch.no_grad()
@@ -248,25 +170,15 @@ class Problem:
         errors = self._errors(rows, columns)
         self.row_multipliers = self._moved(errors, self.row_multipliers)
         self.column_multipliers = self._moved(columns, self.column_multipliers)
-        dual = self.proof
-        if not dual:
-            multipliers = self.row_multipliers.exp()
-            weights = self.objective.weights(left.square().sum(-1), multipliers)
-            dual = (weights, self.column_multipliers.exp())
-        bounds = self.certify(self.W, self.alpha, left, right, dual)
-        upper = bounds.upper
-        if self.within is not None:
-            self.within.renew(left, right)
-            upper = self.within.factor(left, right) * upper
-        return Best(upper, bounds.lower, (left, right), dual, steps)
+        multipliers = self.row_multipliers.exp()
+        weights = self.objective.weights(left.square().sum(-1), multipliers)
+        dual = (weights, self.column_multipliers.exp())
+        bounds = self.certify(self.W, left, right, dual)
+        return Best(bounds.upper, bounds.lower, (left, right), dual, steps)
 
-    def certify(
-        self, W: Tensor, alpha: Tensor | float, left: Tensor, right: Tensor, dual: Dual
-    ) -> Certificate:
+    def certify(self, W: Tensor, left: Tensor, right: Tensor, dual: Dual) -> Certificate:
         """Bounds of these factors and weights, recomputed from scratch."""
-        rows, columns = dual[:2]
-        if self.within is not None:
-            return certify_approximate(W, alpha, left, right, dual[2], rows, columns)
+        rows, columns = dual
         if isinstance(self.objective, Norm):
             return certify(W, left, right, rows, columns, p=self.objective.p)
         return certify_objective(W, left, right, self.objective, rows, columns)
@@ -275,14 +187,12 @@ class Problem:
         """(*batch): the certificate's relative gap if it can close, else to the smoothed error."""
         gap = best.upper / best.lower - 1
         if not self.closes:
-            reached = best.upper.log() if self.within is None else best.upper / self.first_error
+            reached = best.upper.log()
             above = reached.reshape(self.problems, -1).sum(-1) - loss
             gap = above.expand(reached.numel()).reshape(reached.shape)
-        if self.within is not None:
-            gap = torch.where(self.within.factor(*best.primal) > 1, math.inf, gap)
         return torch.where(best.upper <= NOTHING, 0.0, gap)
 
-    def finish(self, W: Tensor, alpha: float, best: Best) -> Factorization:
+    def finish(self, W: Tensor, best: Best) -> Factorization:
         """The best factors balanced, in W's units and dtype, and judged as they are returned."""
         left, right = best.primal
         rows, columns = self.values(left, right)
@@ -290,9 +200,9 @@ class Problem:
         root = self.scale.sqrt()
         left = (root * ratio * left).to(W.dtype)
         right = (root / ratio * right).to(W.dtype)
-        certificate = self.certify(W, alpha, left, right, best.dual)
-        c, P, *U = best.dual
-        return Factorization(left, right, None, c, P, certificate, best.steps, *U)
+        certificate = self.certify(W, left, right, best.dual)
+        c, P = best.dual
+        return Factorization(left, right, None, c, P, certificate, best.steps)
 
     def _errors(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Squared error of each row: its own norm times the smoothed maximum over columns."""
@@ -366,7 +276,6 @@ def train(
     objective: Objective | float = math.inf,
     structure: Structure | None = None,
     *,
-    alpha: float = 0.0,
     tol: float = 1e-5,
     steps: int = 5000,
 ) -> Factorization:
@@ -383,8 +292,6 @@ def train(
         structure: a function that gets W as it is, in its own units, in float64, and gives
             an nn.Module with forward() = (left, right), left right = W; None: the relaxation.
             Parameters without W's batch dimensions are shared.
-        alpha: a number in W's units, by which the factors of a structure may miss W in each entry,
-            as those of :class:`LowRankRelaxation` do; the bound is that of :func:`approximate`.
         tol: the relative gap at which each problem stops. With a structure: of what is least
             nearby, where the descent sees it; the certificate's lower bound is of all
             factorizations, so its gap is what the structure costs at most.
@@ -401,23 +308,12 @@ def train(
     """
     given = matrix_of(W)
     objective = objective if isinstance(objective, Objective) else Norm(objective)
-    alpha = checks.non_negative("alpha", alpha)
-    if alpha > 0 and (objective != Norm() or structure is None):
-        raise ValueError(
-            "alpha > 0 is for gamma_2, objective = inf, and a structure; "
-            "without one call approximate(W, alpha)"
-        )
     tol = checks.positive("tol", tol)
     steps = checks.integer("steps", steps, 1, MOST_STEPS)
     target = given.double()
     size = target.abs().amax((-2, -1))
-    if alpha >= float(size.min()) > 0:
-        raise ValueError(
-            "alpha must be less than the largest entry of each matrix: "
-            "from there on 0 is within alpha"
-        )
-    problem, best, done = _trained(target, objective, structure, alpha, tol, steps)
-    result = problem.finish(given, alpha, best)
+    problem, best, done = _trained(target, objective, structure, tol, steps)
+    result = problem.finish(given, best)
     if problem.closes:
         warn_where_open(
             result.certificate,
@@ -430,10 +326,8 @@ def train(
             limit="steps",
         )
     elif not done:
-        residual = float(result.certificate.residual.max())
-        distance = f", {residual:.3g} from W" if alpha > 0 else ""
         warnings.warn(
-            f"not settled within tol = {tol:.2e} after {steps} steps{distance}; raise steps or tol",
+            f"not settled within tol = {tol:.2e} after {steps} steps; raise steps or tol",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -445,19 +339,14 @@ def _trained(
     W: Tensor,
     objective: Objective,
     structure: Structure | None,
-    alpha: float,
     tol: float,
     steps: int,
 ) -> tuple[Problem, Best, bool]:
-    proof: Dual = ()
-    if alpha > 0:
-        free = approximate(W, alpha)
-        proof = (free.row_weights, free.column_weights, cast(Tensor, free.witness))
     with torch.inference_mode(False), torch.enable_grad():
-        problem = Problem(W.clone(), objective, structure, alpha, proof)
+        problem = Problem(W.clone(), objective, structure)
         best, done = descend(problem, tol, steps)
-    if structure is not None and alpha == 0:
+    if structure is not None:
         # A structure's multipliers prove little of the free problem: that has its own descent.
-        _, known, _ = _trained(W, objective, None, 0.0, tol, steps)
+        _, known, _ = _trained(W, objective, None, tol, steps)
         best = replace(best, lower=known.lower, dual=known.dual)
     return problem, best, done

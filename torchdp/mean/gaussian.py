@@ -16,9 +16,8 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.domains.domain import Domain
 from torchdp.domains.noise_shape import NoiseShape
-from torchdp.domains.shapes import Encoding, Measured, NormError, encoding, least_error_shape
-from torchdp.draws import Draws, Shape, Simulated
-from torchdp.memory import rows_at_once
+from torchdp.domains.shapes import Encoding, NormError, encoding, least_error_shape
+from torchdp.draws import Draws, Shape
 from torchdp.privacy import Guarantee, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import (
@@ -34,13 +33,9 @@ from torchdp.protocol import (
 )
 from torchdp.protocol.records import broadcast_users, weighted_sum
 from torchdp.protocol.rounded_sum import BLOCK, RoundedSum, in_blocks, released_guarantee
-from torchdp.randomness import keyed_generator
 
 # Up to here float64 holds all integers.
 EXACT = 2**53
-# Draws of the noise for the width of a domain, at most and at least.
-WIDTHS = 2**14
-FEWEST_WIDTHS = 256
 
 
 class PointsProtocol(Protocol[Crowd]):
@@ -94,42 +89,6 @@ class MeanProtocol(PointsProtocol):
     def error(self, n: int, p: float | None = None) -> NormError:
         """The l_p error for n users; p: the shape's own where it is not given."""
         return NormError(self.noise_root(n), self.shape.p if p is None else p)
-
-    def projected(self, found: Estimate) -> Tensor:
-        """The nearest point to ``found.value`` of the domain's convex hull: biased.
-
-        Never further off in l_2; ``projected_error`` says how far at most. Raises TypeError.
-        """
-        return self.domain.hull.project(checks.instance("found", found, Estimate).value)
-
-    def projected_error(self, n: int) -> Measured:
-        """An upper bound on (E ||projected - mean||_2^2)^{1/2} for n users, whatever their data.
-
-        For the projection z of m + Z on a convex K that holds m, <m + Z - z, m - z> <= 0, so ||z -
-        m||^2 <= <Z, z - m> <= max_{y in K} <Z, y> - <Z, m>. In the mean that is E h_K(Z), h_K the
-        support function, here by Monte Carlo with normal noise; or E ||Z||^2 where this is less. No
-        dimension enters for a simplex but log d.
-
-        Guarantees: an upper bound, up to the standard error; for a ``LocalMean`` as n grows.
-        Source: the inequality above; Dwork, Nikolov, Talwar (2015), "Efficient algorithms for
-        privately releasing marginals via convex relaxations", section 3, for the idea.
-        """
-        root = self.noise_root(n)
-        generator = keyed_generator(b"torchdp.mean.projected_error", root.device)
-        count = min(WIDTHS, max(FEWEST_WIDTHS, rows_at_once(max(root.shape))))
-        # Normal noise: of a local mean's sums by the central limit.
-        Z = Simulated(generator).normal((count, root.shape[1])) @ root.mT
-        # Around any point, since <Z, point> is of mean 0; from this one h_K varies less.
-        widths = self.domain.supports(Z, self.domain.spanning().mean(0))
-        square = float(widths.mean())
-        plain = self.error(n, 2.0).floor
-        # The projection on a convex set that holds the mean is no further from it than m + Z.
-        if square >= plain**2:
-            return Measured(plain)
-        error = math.sqrt(square)
-        # By the delta method: the derivative of the root is 1/(2 root).
-        deviation = float(widths.std()) / math.sqrt(count)
-        return Measured(error, deviation / (2 * error))
 
     def exact(self, summary: Crowd) -> Tensor:
         return self.validate_summary(summary).mean

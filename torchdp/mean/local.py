@@ -14,7 +14,7 @@ from torchdp import checks
 from torchdp.domains import Box
 from torchdp.domains.domain import Domain
 from torchdp.domains.noise_shape import NoiseShape
-from torchdp.domains.shapes import encoding, least_error_shape, normal_moment
+from torchdp.domains.shapes import encoding, least_error_shape
 from torchdp.mean.gaussian import MeanProtocol
 from torchdp.mean.moments import Covariance, MomentNoise
 from torchdp.protocol import Crowd, Objective, Relay, Tally, Users
@@ -31,8 +31,8 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
     With E Y = u and Cov(Y | u) = v I at every point of the ball the estimate has covariance v A A^T
     / n exactly, whatever the data: (E ||error||_2^2)^{1/2} = (v tr(A A^T) / n)^{1/2}. ``error``
     takes the noise for Gaussian (the central limit: exact at p = 2, where only the covariance
-    counts); ``error_bound`` does not. For a randomizer whose noise is less at some points
-    (moments.outer < 0) the covariance is at most that.
+    counts). For a randomizer whose noise is less at some points (moments.outer < 0) the covariance
+    is at most that.
 
     Args:
         domain: K.
@@ -89,33 +89,6 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
     @property
     def variance_proxy(self) -> Tensor:
         return self.client.subgaussian.proxy * self.shape.root.square().sum(1)
-
-    def error_bound(self, n: int) -> float:
-        """A proved upper bound on (E ||error||_p^2)^{1/2} for n users, p the shape's.
-
-        The noise of coordinate i is sub-Gaussian with proxy s ||A_i||^2 / n, so E |Z_i|^p <= p
-        2^{p/2} Gamma(p/2) (s ||A_i||^2/n)^{p/2}, and E max_i Z_i^2 <= (2 log(2 d) + 2) s
-        max_i ||A_i||^2 / n; never more than at p = 2, where the error is known exactly.
-
-        Guarantees: an upper bound at every n.
-        Source: Nikolov, Tang (2023), Theorem 17, with its constants.
-        """
-        n = checks.integer("n", n, 1)
-        p = self.shape.p
-        rows = self.shape.root.norm(dim=1)
-        d = len(rows)
-        scale = math.sqrt(self.client.subgaussian.proxy / n)
-        of_largest = math.sqrt(2 * math.log(2 * d) + 2)
-        largest = scale * float(rows.max()) * of_largest
-        # From p = 2 on an l_p norm is no larger than the Euclidean one.
-        euclidean = self.error(n, 2.0).floor
-        if p == math.inf:
-            return min(largest, euclidean)
-        # p 2^{p/2} Gamma(p/2) = sqrt(2 pi) p E |g|^{p - 1}.
-        moment = math.sqrt(2 * math.pi) * p * normal_moment(p - 1)
-        by_moments = moment ** (1 / p) * scale * float(torch.linalg.vector_norm(rows, ord=p))
-        # ||Z||_p <= d^{1/p} max_i |Z_i|
-        return min(by_moments, largest * d ** (1 / p), euclidean)
 
 
 @dataclass(frozen=True, eq=False)

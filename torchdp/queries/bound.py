@@ -43,7 +43,7 @@ def lower_bound(
     # A query that is the same for all types is known without any report.
     if epsilon > MOST or not (W != W[:, :1]).any():
         return 0.0
-    variance = strategy_lower_bound(W, epsilon, h, program=False)
+    variance = strategy_lower_bound(W, epsilon, h)
     if objective is Objective.WORST:
         # The worst query is no easier than one query by itself, for which the bound is exact.
         single = _largest_spread(W, h) / math.sinh(epsilon / 2) ** 2

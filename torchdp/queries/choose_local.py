@@ -239,7 +239,7 @@ def _large_strategies(
     steps = min(USUAL, budget)
     if steps < FEWEST:
         return found
-    bound = strategy_lower_bound(W, epsilon, prior, program=False)
+    bound = strategy_lower_bound(W, epsilon, prior)
     if variance > CLOSE * bound:
         best = StrategyMatrix.tuned(centred, epsilon, prior, generator=generator, steps=steps)
         found.append(("optimised strategy", best))

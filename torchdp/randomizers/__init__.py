@@ -9,7 +9,7 @@ its error, and samples the analyst's sums directly from their distribution, with
 >>> messages = oracle.randomize(torch.arange(100).repeat(50))  # 5000 users, each by itself
 >>> found = oracle.analyse(oracle.tally(messages))  # shares of the types, their standard errors
 >>> found.value.shape, oracle.bits_per_user, oracle.guarantee.epsilon
-(torch.Size([100]), 81, 1.0)
+(torch.Size([100]), 100, 1.0)
 
 | symbol | name | meaning |
 |---|---|---|

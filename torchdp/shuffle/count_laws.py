@@ -39,8 +39,8 @@ _MOST_COUNTS = 1 << 24
 # Blocks of neighbouring counts; a distribution on more than four times as many is kept in blocks.
 BLOCKS = 1 << 11
 
-# Losses that a side of correlated noise is reduced to, where absent users leave more.
-_SHIFTS = 64
+# Blocks of a side of correlated noise, two losses each, where absent users leave more.
+_BLOCKS_OF_A_SIDE = 48
 
 # Largest mean of one draw of a table: it then has fewer than 2^12 thresholds.
 MOST_RATE = 2.0**14
@@ -358,9 +358,16 @@ def _sides(w: float, shape: float, up: Profile, down: Profile) -> tuple[Profile,
     rises = law.mass[1:] * at_most
     lost = 2 * (law.lost + float(law.mass[-1]))
     return (
-        _two_sides(stays, -law.step, rises, law.step, up, lost),
-        _two_sides(rises, law.step, stays, -law.step, down, lost),
+        _two_sides(stays, -law.step, *_in_blocks(rises, law.step), up, lost),
+        _two_sides(rises, law.step, *_in_blocks(stays, -law.step), down, lost),
     )
+
+
+def _in_blocks(masses: Array, losses: Array) -> tuple[Array, Array]:
+    """P's masses and losses, merged: small blocks first, where a negative binomial's vary most."""
+    starts = np.unique(np.geomspace(1, len(masses), _BLOCKS_OF_A_SIDE).astype(int)) - 1
+    mass, ratio = merged((masses * np.exp(-losses))[None], np.exp(losses)[None], starts)
+    return (mass * ratio)[0], np.log(ratio[0])
 
 
 def _two_sides(
@@ -377,7 +384,6 @@ def _two_sides(
         lost: mass of P that is not followed.
     """
     open_side = pair_profile(known, losses, lost)
-    hidden, shifts = _fewer(hidden, shifts)
 
     def profile(epsilons: Array) -> Array:
         epsilons = np.asarray(epsilons, dtype=np.float64)
@@ -386,34 +392,6 @@ def _two_sides(
         return np.minimum(open_side(epsilons) + (1 + _ROUNDING) * closed, 1.0)
 
     return profile
-
-
-def _fewer(masses: Array, losses: Array) -> tuple[Array, Array]:
-    """At most 64 losses: an outcome between two of them is split so that P and Q keep their masses.
-
-    Then whoever is told the part can forget it again, so that no curve falls.
-    """
-    low = losses.min()
-    high = losses.max()
-    if len(losses) <= _SHIFTS or not low < high:
-        return masses, losses
-    # The grid is finest at the end that is nearer to the likeliest loss.
-    likeliest = losses[np.argmax(masses)]
-    offsets = np.concatenate([[0.0], np.geomspace(1e-6, 1, _SHIFTS - 1)]) * (high - low)
-    if likeliest - low < high - likeliest:
-        grid = low + offsets
-    else:
-        grid = np.sort(high - offsets)
-    grid[0] = low
-    grid[-1] = high
-    right = np.clip(np.searchsorted(grid, losses), 1, len(grid) - 1)
-    left = right - 1
-    # The part of the right end that keeps Q's mass e^-loss too.
-    share = np.expm1(grid[left] - losses) / np.expm1(grid[left] - grid[right])
-    share = np.clip(share, 0.0, 1.0)
-    split = np.bincount(right, share * masses, len(grid))
-    split += np.bincount(left, (1 - share) * masses, len(grid))
-    return split, grid
 
 
 def _equal_distributions(epsilons: Array) -> Array:

@@ -1,4 +1,4 @@
-"""One page that a person reads: self-contained HTML and Markdown, from a store alone."""
+"""One page that a person reads: self-contained HTML, from a store alone."""
 
 import hashlib
 import html
@@ -6,10 +6,9 @@ import io
 import json
 import math
 import os
-import re
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, replace
 from functools import partial
 from importlib.util import find_spec
@@ -37,59 +36,34 @@ NO_FIGURES = "no figures: these need matplotlib (pip install matplotlib)"
 # Inside of the page, so that it can be sent alone.
 _STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:62em;margin:2em auto;padding:0 1em;color:#222}
 table{border-collapse:collapse;font-size:14px;margin:1em 0}td,th{padding:.25em .7em;border-bottom:1px solid #ddd;
-text-align:right;font-variant-numeric:tabular-nums}td.word,th.word{text-align:left}svg{max-width:100%;height:auto}
-footer{font-size:13px;color:#555;border-top:1px solid #ddd;margin-top:2em}.bad{color:#a00}"""
+text-align:right;font-variant-numeric:tabular-nums}svg{max-width:100%;height:auto}
+.bad{color:#a00}"""
 
 
 class Page:
-    """Paragraphs, tables and figures, as HTML and as Markdown.
-
-    The HTML has everything inside, the Markdown lacks the figures. All text is escaped here, for
-    both, and nowhere else.
-    """
+    """Paragraphs, tables and figures as HTML, with everything inside: all text is escaped here."""
 
     def __init__(self, title: str) -> None:
-        self._html: list[str] = []
-        self._text: list[str] = []
         self.title = title
-        self._add(f"<h1>{_safe(title)}</h1>", f"# {_marked(title)}")
-
-    def _add(self, as_html: str, as_markdown: str) -> None:
-        self._html.append(as_html)
-        self._text.append(as_markdown)
+        self._parts = [f"<h1>{_safe(title)}</h1>"]
 
     def heading(self, text: str) -> None:
-        self._add(f"<h2>{_safe(text)}</h2>", f"## {_marked(text)}")
+        self._parts.append(f"<h2>{_safe(text)}</h2>")
 
     def say(self, text: str, bad: bool = False) -> None:
         kind = " class=bad" if bad else ""
-        self._add(f"<p{kind}>{_safe(text)}</p>", _marked(text))
+        self._parts.append(f"<p{kind}>{_safe(text)}</p>")
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        # Words stand at the left, numbers at the right, digit below digit.
-        words = [
-            all(isinstance(cell, str) for cell in column) for column in zip(*rows, strict=True)
-        ]
-        # Without rows there are no columns to look at, and a header is words.
-        words = words or [True] * len(columns)
-        kinds = [' class="word"' if of_words else "" for of_words in words]
-        cells = [[_cell(cell) for cell in row] for row in rows]
+    def table(self, rows: Sequence[Mapping[str, object]]) -> None:
+        import pandas
 
-        def html_line(tag: str, row: Sequence[str]) -> str:
-            parts = [
-                f"<{tag}{kind}>{_safe(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=True)
-            ]
-            return f"<tr>{''.join(parts)}</tr>"
-
-        head = html_line("th", columns)
-        body = "".join(html_line("td", row) for row in cells)
-        rule = ["---" if of_words else "---:" for of_words in words]
-        lines = [_line(map(_marked, columns)), _line(rule)]
-        lines += [_line(map(_marked, row)) for row in cells]
-        self._add(
-            f"<table><thead>{head}</thead><tbody>{body}</tbody></table>",
-            "\n".join(lines),
-        )
+        frame = pandas.DataFrame(rows).rename(columns=shown)
+        frame = frame.map(lambda cell: cell if isinstance(cell, int | float) else shown(cell))
+        # pandas cuts texts of more than 50 letters.
+        with pandas.option_context("display.max_colwidth", None):
+            self._parts.append(
+                frame.to_html(index=False, border=0, na_rep="", float_format="{:.4g}".format)
+            )
 
     def figure(self, figure: "Figure", caption: str) -> None:
         file = io.StringIO()
@@ -97,26 +71,16 @@ class Page:
         figure.savefig(file, format="svg", metadata={"Date": None})
         drawn = file.getvalue()
         picture = drawn[drawn.index("<svg") :]  # without the head of an XML file
-        self._add(
-            f"<figure>{picture}<figcaption>{_safe(caption)}</figcaption></figure>",
-            f"(In the HTML page: a figure. {_marked(caption)})",
-        )
+        self._parts.append(f"<figure>{picture}<figcaption>{_safe(caption)}</figcaption></figure>")
 
-    def write(self, path: str | os.PathLike[str]) -> list[Path]:
-        """``path`` and its .md twin; returns both."""
+    def write(self, path: str | os.PathLike[str]) -> Path:
         page = Path(path)
-        text = page.with_suffix(".md")
-        if page == text:
-            raise ValueError(
-                f"{page} is where the Markdown goes; name the HTML page, such as {page.stem}.html"
-            )
         head = f'<meta charset="utf-8"><title>{_safe(self.title)}</title><style>{_STYLE}</style>'
-        body = "".join(self._html)
+        body = "".join(self._parts)
         page.write_text(
             f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'
         )
-        text.write_text("\n\n".join(self._text) + "\n")
-        return [page, text]
+        return page
 
 
 class _State(NamedTuple):
@@ -128,8 +92,8 @@ class _State(NamedTuple):
 
 def write_page(
     store: str | os.PathLike[str], path: str | os.PathLike[str], title: str = ""
-) -> list[Path]:
-    """``store``'s last sweep at ``path`` (HTML) and beside it (Markdown); returns both paths.
+) -> Path:
+    """``store``'s last sweep at ``path``, as HTML; returns it.
 
     Error against each number of the configurations that varies, with 95 % intervals, predicted
     lines and slopes; measured over predicted; the table; failures; how it was made. Without
@@ -236,7 +200,7 @@ def _summary(page: Page, states: Sequence[_State]) -> None:
     seconds = sum(row.seconds for row in rows)
     page.say(
         f"{len(done)} of {len(states)} configurations done, {len(failed)} failed; "
-        f"{trials:,} trials in {_seconds(seconds)} of work. "
+        f"{trials:,} trials in {seconds:,.0f} s of work. "
         f"Digest of the results: {digest_of(rows)}."
     )
     scores = [abs(measured(row).get("z", math.nan)) for row in rows]
@@ -302,44 +266,18 @@ def _positive(value: object) -> bool:
 
 def _table(page: Page, states: Sequence[_State]) -> None:
     page.heading("All configurations")
-    rows = [row for row, _ in states]
-    keys = keys_of(row.config for row in rows)
-    more = others(rows)
-    names = [*keys, "trials", "RMSE", "low", "high", "predicted", "ratio", "z", *more]
-    columns = [*map(word, names), "state"]
-    page.table(columns, [[*_cells(row, keys, more), state] for row, state in states])
+    lines = []
+    for row, state in states:
+        values = measured(row)
+        for name in ("seconds", "code", "error"):
+            values.pop(name)
+        named = {word(key): value for key, value in (row.config | values).items()}
+        lines.append(named | {"state": state})
+    page.table(lines)
     page.say(
-        "RMSE: root of the mean of the samples; low, high: its 95 % interval; ratio: of squared "
-        "errors."
+        "low, high: ends of 95 % intervals, exact binomial where samples are true or false; rmse: "
+        "root of the mean of the samples; ratio: of squared errors."
     )
-    if more:
-        page.say(
-            "Other numbers: mean and 95 % interval, exact binomial where samples are true or false."
-        )
-
-
-def _cells(row: Row, keys: Sequence[str], more: Sequence[str]) -> list[object]:
-    values = measured(row)
-    cells: list[object] = []
-    for key in keys:
-        value = row.config.get(key, "")
-        cells.append(value if isinstance(value, str | int | float) else str(value))
-    cells.append(values["trials"])
-    for name in ("mse", "mse_low", "mse_high", "predicted_mse"):
-        square = values.get(name, math.nan)
-        if name == "mse_low":
-            # A normal interval may begin below what a square can be.
-            square = max(square, 0.0)
-        cells.append(math.sqrt(square) if square >= 0 else math.nan)
-    cells += [values.get("ratio", math.nan), values.get("z", math.nan)]
-    for name in more:
-        if name in values:
-            low = values[f"{name}_low"]
-            high = values[f"{name}_high"]
-            cells.append(f"{values[name]:.4g} ({low:.4g} to {high:.4g})")
-        else:
-            cells.append("")
-    return cells
 
 
 def _made(page: Page, last: Start, starts: Sequence[Start]) -> None:
@@ -351,47 +289,15 @@ def _made(page: Page, last: Start, starts: Sequence[Start]) -> None:
     page.say(
         f"Seed {facts['seed']}, blocks of {facts['block_size']}{target}. Code: {facts['code']}."
     )
-    versions = ["package", "torch", "python", "git", "cpu"]
-    for name in versions:
-        seen = sorted({str(start.facts.get(name, "")) for start in starts})
-        # Blocks of several machines or versions need not agree in the last bits.
-        if len(seen) > 1:
-            values = ", ".join(map(repr, seen))
-            page.say(f"Its sweeps ran with several values of {name}: {values}.", bad=True)
-    columns = ["host", "command", *versions]
     rows = []
     for start in starts:
         at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(start.facts["at"]))
-        rows.append([at, *(str(start.facts.get(name, "")) for name in columns)])
-    page.table(["started", *columns], rows)
-
-
-def _seconds(value: float) -> str:
-    if value < 120:
-        return f"{value:.3g} s"
-    if value < 7200:
-        return f"{value / 60:.1f} min"
-    return f"{value / 3600:.1f} h"
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, float):
-        return "" if math.isnan(value) else f"{value:.4g}"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return str(value)
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+        # Blocks of several machines or versions need not agree in the last bits.
+        names = ["host", "command", "package", "torch", "python", "git", "cpu"]
+        rows.append({"started": at} | {name: start.facts.get(name, "") for name in names})
+    page.table(rows)
 
 
 def _safe(text: str) -> str:
     """As HTML, on one line."""
     return html.escape(shown(text))
-
-
-def _marked(text: str) -> str:
-    """As Markdown, on one line, none of it markup."""
-    # html.escape first: Markdown passes HTML on. Quotes are markup in attributes alone.
-    return re.sub(r"([\\`*\[\]|])", r"\\\1", html.escape(shown(text), quote=False))

@@ -20,15 +20,6 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.brief import Brief
-from torchdp.factorization.polar import polar
-
-# Short side from which singular values on a GPU, hardly parallel, give way to a proved inner
-# product.
-LARGE = 1024
-# Share of the trace norm that the witness may miss.
-WITNESS = 1e-9
-# Least share of a spectral norm that is given away to prove it.
-SLIGHT = 1e-12
 
 
 @dataclass(frozen=True)
@@ -132,8 +123,7 @@ def certify(
     missing (E = W - shift 1^T - left right, and ||E|| the l_p norm of its row norms: the
     factorization E = E I). lower = trace norm of diag(c)^{1/2} (W - W P 1^T [with shift only])
     diag(P)^{1/2}, for c = row_weights scaled to ||c||_{p/(p-2)} = 1 and P = column_weights scaled
-    to sum 1. On a GPU, from a short side r of 1024 on, it is what :func:`proved_trace_norm` proves
-    of it, which is less by about 1e-9 and 4 eps r^2 of itself for a square W.
+    to sum 1.
 
     With ``error_weights`` w each of W, left and shift is multiplied by diag(w) first: the bounds
     are those of the weighted norm, and the residual is max abs(diag(w) E).
@@ -207,11 +197,7 @@ def _dual_value(W: Tensor, rows: Tensor, columns: Tensor, p: float, shifted: boo
     centred = W - W @ columns[..., None] if shifted else W
     metric = rows.sqrt()[..., None] * columns.sqrt()[..., None, :]
     weighted = centred * metric
-    if weighted.is_cuda and min(W.shape[-2:]) >= LARGE:
-        lower = proved_trace_norm(weighted, polar(weighted, WITNESS))
-    else:
-        lower = _trace_norm(weighted)
-    return lower * size[..., 0, 0]
+    return _trace_norm(weighted) * size[..., 0, 0]
 
 
 def _trace_norm(M: Tensor) -> Tensor:
@@ -222,43 +208,6 @@ def _trace_norm(M: Tensor) -> Tensor:
             if torch.equal(turned, turned.mT):
                 return torch.linalg.eigvalsh(turned).abs().sum(-1)
     return torch.linalg.svdvals(M).sum(-1)
-
-
-def proved_trace_norm(M: Tensor, witness: Tensor) -> Tensor:
-    """A lower bound on the trace norm of M: <M, Q> / nu, where ||Q||_2 <= nu is proved.
-
-    nu^2 = 1 + 2 d where Cholesky's factorization of (1 + d) I - Q^T Q succeeds in float64: it then
-    has no eigenvalue below -d, for d = eps (m + r) (||Q||_F^2 + r), which covers the rounding of
-    Q^T Q as well. Else nu^2 is the largest absolute row sum of Q^T Q. Best is the polar factor of
-    M; nothing is asked about where Q comes from.
-
-    Args:
-        M: (*batch, m, n) float64, r = min(m, n).
-        witness: Q, of the same shape.
-
-    Returns:
-        (*batch), >= 0.
-
-    Guarantees: at most the trace norm of M, for any witness.
-    Source: duality of trace and spectral norm; Rump (2006), positive definiteness verified by
-    Cholesky's factorization.
-    """
-    products = (M * witness).sum((-2, -1)).clamp_min(0.0)
-    Q = witness if M.shape[-2] >= M.shape[-1] else witness.mT
-    m, r = Q.shape[-2:]
-    gram = Q.mT @ Q
-    row_sums = gram.abs().sum(-1).amax(-1)
-    diagonal = gram.diagonal(dim1=-2, dim2=-1)
-    size = diagonal.sum(-1) + r
-    rounding = torch.finfo(gram.dtype).eps * (m + r) * size
-    # Of tiny matrices; below it Cholesky's factorization of a singular matrix would fail.
-    d = rounding.clamp_min(SLIGHT)
-    # (1 + d) I - Q^T Q, in place: gram may be large.
-    gram.neg_()
-    diagonal.add_((1 + d)[..., None])
-    failed = torch.linalg.cholesky_ex(gram).info != 0
-    nu = torch.where(failed, row_sums * (1 + d), 1 + 2 * d).sqrt()
-    return torch.where((products > 0) & nu.isfinite(), products / nu, 0.0)
 
 
 def check_error_weights(weights: Tensor, W: Tensor) -> Tensor:

@@ -22,8 +22,7 @@ iteration.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from copy import copy
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,35 +30,20 @@ import torch
 from torch import Tensor
 
 from torchdp.factorization.certificates.certificate import certify, divisor
-from torchdp.factorization.solvers.iteration import Best, History, Schedule, pick
+from torchdp.factorization.solvers.iteration import Best, History, Schedule
 from torchdp.factorization.solvers.spectrum import (
     RANK_TOLERANCE,
+    Decomposed,
     Found,
     Mirrored,
     Problem,
     Spectrum,
-    choose,
     factors,
+    maps,
     symmetry_of,
     triangle,
 )
 
-# Iterations in float32 at most, and how many of them may go by without progress.
-MOST = 50
-PATIENCE = 6
-# Progress: a gap below this share of the last.
-PROGRESS = 0.9
-# Side from which eigenvectors begin in float32: below, the step again in float64 costs more.
-LARGE_ROUGH = 256
-# Side from which weights come from a coarser matrix, and side of the coarsest.
-LARGE = 1024
-COARSEST = 128
-# Change from row to row, relative, of a matrix that coarser ones are like.
-SMOOTH = 1 / 16
-# Share of even weights in those that a coarser matrix gives: none is lost.
-EVEN = 0.01
-# Gap, relative: what float32 tells of it below is its own rounding.
-CLOSE = 1e-4
 # Weights stay above FLOOR * tol / max(m, n), which costs the bounds about FLOOR * tol. A column of
 # weight w adds a singular value of about w, and those below RANK_TOLERANCE of the largest are cut
 # off: a floor that is too low loses small columns.
@@ -186,9 +170,7 @@ def attempts(
         tol: relative gap.
         max_iterations: at least 1.
         memory: updates that are combined; 0 for the plain iteration.
-        spectrum: finds a, b and tr S, by decompositions or by matrix products; None: what suits
-            W's size and device. Products stop where the gap allows, so that tr S above is a little
-            less and the factors' norms a little more.
+        spectrum: finds a, b and tr S; None: what suits W.
 
     Yields where each problem's gap seems to be below ``tol``, at iterations 50, 75, 113, ..., and
     at ``max_iterations``; ends there, or where more iterations have nothing to offer. Memory
@@ -209,9 +191,8 @@ def attempts(
     problem = Problem(W, symmetric, p, shift)
     weights = Weights(problem, tol, memory)
     looks = Schedule(tol)
-    begun = begin(weights, tol, max_iterations - 1) if spectrum is None and memory else 0
     if spectrum is None:
-        spectrum = choose(W, symmetric)
+        spectrum = Mirrored() if symmetric else Decomposed()
     unproved = Best(
         upper=torch.full_like(weights.previous, math.inf),
         lower=torch.full_like(weights.previous, ROUNDING),
@@ -219,18 +200,15 @@ def attempts(
         dual=(problem.dual(weights.weights),),
     )
     best = unproved
-    gap = math.inf
-    maps = None
-    for iteration in range(begun + 1, max_iterations + 1):
-        found = problem.look(weights.weights, weights.previous, spectrum, gap)
-        if found.maps is not maps:  # what is behind the upper bound so far is for other maps
-            maps = found.maps
+    for iteration in range(1, max_iterations + 1):
+        found = problem.look(weights.weights, weights.previous, spectrum)
+        if not best.primal:  # a problem whose value is infinite chooses none
             best = replace(best, primal=found.primal)
         best = best.and_(Best(found.value, found.trace, found.primal, found.primal[-1:]))
         gap = float((best.upper / best.lower).amax()) - 1
         finished = gap <= looks.within
         if looks.due(iteration, finished) or iteration == max_iterations:
-            solution = _solution(whole, problem, scale, best, maps, iteration)
+            solution = _solution(whole, problem, scale, best, iteration)
             yield solution.turned() if turned else solution
             if not looks.go_on(iteration, gap, finished):
                 return
@@ -245,18 +223,18 @@ def _solution(
     problem: Problem,
     scale: Tensor,
     best: Best,
-    maps: Callable[..., tuple[Tensor, Tensor]],
     iterations: int,
 ) -> Solution:
-    """Factors of scale times ``whole``, from the maps found for the problem's matrix.
+    """Factors of scale times ``whole``, from what was found for the problem's matrix.
 
     That is ``whole`` itself or its triangle.
     """
-    c, P = problem.split(best.primal[-1])
+    V, S, dual = best.primal
+    c, P = problem.split(dual)
     offset = whole @ P[..., None]
     X = whole - offset if problem.shift else whole
     short = P if problem.W.shape[-2] >= problem.W.shape[-1] else c
-    left, right = factors(X, *maps(best.primal[:2], short))
+    left, right = factors(X, *maps(V, S, short))
     if float((X - left @ right).abs().max()) > ROUNDING * max(X.shape[-2:]):
         left, right = _complete(X, left, right)
     # Inner columns that no problem of the batch uses are dropped, but one.
@@ -289,88 +267,3 @@ def _complete(X: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     left = torch.cat([left, U * root[..., None, :]], -1)
     right = torch.cat([right, root[..., None] * Vh], -2)
     return left, right
-
-
-def begin(weights: Weights, tol: float, most: int) -> int:
-    """Moves ``weights`` of large symmetric matrices as far as float32 goes.
-
-    From those of coarser matrices where they serve. Nothing is proved here.
-
-    Args:
-        weights: moved in place.
-        tol: relative gap.
-        most: iterations at most.
-
-    Returns:
-        The iterations: none on a GPU, which begins in float32 anyhow.
-    """
-    W = weights.problem.W
-    if W.is_cuda or not weights.problem.symmetric or W.shape[-1] < LARGE_ROUGH or most < 1:
-        return 0
-    if _smooth(W):
-        coarse = _from_coarser(weights, tol)[0].softmax(-1)
-        weights.weights = torch.lerp(coarse, weights.weights, EVEN)
-    return _advance(weights, tol, most)
-
-
-def _advance(weights: Weights, tol: float, most: int) -> int:
-    """To the weights of each problem's closest bounds, as float32 sees them; the iterations."""
-    spectrum = Mirrored(torch.float32)
-    going = copy(weights)
-    going.history = History(weights.history.memory)
-    tol = max(0.9 * tol, CLOSE)
-    closest = torch.full_like(weights.previous, math.inf)
-    last_fall = 0
-    fallen_to = math.inf
-    for iteration in range(1, min(most, MOST) + 1):
-        found = going.problem.look(going.weights, going.previous, spectrum, fallen_to)
-        gap = found.value.double() / found.trace.double() - 1
-        weights.weights = pick(gap < closest, going.weights, weights.weights)
-        closest = torch.minimum(gap, closest)
-        worst = float(closest.amax())
-        if worst < PROGRESS * fallen_to:
-            fallen_to = worst
-            last_fall = iteration
-        stalled = iteration - last_fall >= PATIENCE
-        if worst <= tol or stalled or spectrum.general is not None:
-            break
-        going.move(found._replace(norms=found.norms.double(), trace=found.trace.double()))
-    return iteration
-
-
-def _smooth(W: Tensor) -> bool:
-    """Whether every second row and column are the same problem but for its size."""
-    if W.ndim > 2 or len(W) < LARGE:
-        return False
-    return bool((W[1:] - W[:-1]).abs().mean() < SMOOTH * W.abs().mean())
-
-
-def _from_coarser(weights: Weights, tol: float) -> tuple[Tensor, Tensor]:
-    """Logarithms of weights from those of W's every second row and column, (1, n).
-
-    Between two coarse weights the logarithms are linear. What this misses at the ends, where
-    weights follow the place and not its share of the length, is what the step before, to the coarse
-    matrix, has missed there.
-
-    Returns:
-        The logarithms, and those without the correction.
-    """
-    W = weights.problem.W
-    n = len(W)
-    first = 1 - n % 2  # so that prefix sums, their columns reversed, become prefix sums
-    coarse_W = W[first::2, first::2]
-    coarse = Weights(Problem(coarse_W, True, math.inf, False), tol, weights.history.memory)
-    guess = None
-    if len(coarse_W) >= COARSEST:
-        start, guess = _from_coarser(coarse, tol)
-        coarse.weights = start.softmax(-1)
-    _advance(coarse, tol, MOST)
-    logarithms = coarse.weights.log()
-    plain = torch.nn.functional.interpolate(logarithms[None], size=n, mode="linear")[0]
-    if guess is None:
-        return plain, plain
-    half = len(coarse_W) // 2
-    missed = logarithms - guess
-    missed = missed - missed[:, half, None]
-    middle = missed.new_zeros(1, n - 2 * half)
-    return plain + torch.cat([missed[:, :half], middle, missed[:, -half:]], -1), plain

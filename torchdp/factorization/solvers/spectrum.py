@@ -1,4 +1,4 @@
-"""What an iteration of the fixed point needs of a weighted matrix, by decompositions or products.
+"""What an iteration of the fixed point needs of a weighted matrix, by decompositions.
 
 W (*batch, m, n) may be symmetric, or W J, J the reversal of an index (as of every Toeplitz matrix):
 then W J takes W's place. The dual value, the trace norm of diag(c)^{1/2} W diag(P)^{1/2}, is
@@ -11,50 +11,33 @@ Notation:
     short, long: the weights of the side of length r and of that of length l.
     a, b: squared row norms of left, (*batch, m), and column norms of right, (*batch, n).
 
-Problem says what the weights are and looks at W by a Spectrum: Decomposed, Mirrored or Iterated.
+Problem says what the weights are and looks at W by a Spectrum: Decomposed or Mirrored.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchdp.factorization.certificates.certificate import conjugate, power_norm
-from torchdp.factorization.polar import polar
 
 # Singular values below this share of the largest are cut off.
 RANK_TOLERANCE = 1e-14
 # Share of a Gram matrix's largest eigenvalue, a square, below which one is rounding.
 SQUARE_TOLERANCE = 1e-10
-# Of the gap so far, that an inexact polar factor may cost: more slows the iteration down.
-SHARE = 1 / 256
-# Of the lightest weight w, the same: with a singular value of some w unresolved, a row of no weight
-# grows.
-LIGHT = 1e-5
-# The least that a polar factor may cost.
-LEAST_LOSS = 1e-14
-# Gap down to which float32 is tried for matrix products.
-SINGLE = 1e-2
-# Short side from which a GPU takes matrix products: its eigenvectors come one matrix after the
-# other.
-LARGE = 256
 
 Pair = tuple[Tensor, Tensor]
-# Of ``parts`` and ``short`` makes (inner, across), see :func:`factors`.
-Maps = Callable[[Pair, Tensor], Pair]
 
 
 class Step(NamedTuple):
     """What one iteration needs."""
 
-    parts: Pair  # what ``maps(parts, short)`` makes (inner, across) of
-    maps: Maps
+    parts: Pair  # V and S, what :func:`maps` makes (inner, across) of
     a: Tensor
     b: Tensor
-    trace: Tensor  # norm (*batch), or less
+    trace: Tensor  # norm (*batch)
     missing: Tensor | None  # row norms of X - left right (*batch, m), None for 0
 
 
@@ -62,11 +45,8 @@ class Spectrum(ABC):
     """M = U S V^T, as far as an iteration needs it."""
 
     @abstractmethod
-    def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
-        """One iteration's numbers, accurate enough to be of use.
-
-        gap: the largest relative gap so far.
-        """
+    def step(self, X: Tensor, c: Tensor, P: Tensor) -> Step:
+        """One iteration's numbers, accurate enough to be of use."""
 
     def refine(self) -> bool:
         """As accurate as float64 allows from now on.
@@ -75,16 +55,6 @@ class Spectrum(ABC):
             Whether the trace norms so far may have been too large.
         """
         return False
-
-
-def choose(W: Tensor, mirrored: bool = False) -> Spectrum:
-    """Matrix products for large matrices on a GPU, decompositions elsewhere.
-
-    On a CPU eigh costs five products.
-    """
-    if W.is_cuda and min(W.shape[-2:]) >= LARGE:
-        return Iterated()
-    return Mirrored() if mirrored else Decomposed()
 
 
 def factors(X: Tensor, inner: Tensor, across: Tensor) -> Pair:
@@ -127,7 +97,7 @@ class Decomposed(Spectrum):
         self.all = True
         return rough
 
-    def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
+    def step(self, X: Tensor, c: Tensor, P: Tensor) -> Step:
         weighed = _Weighed.of(X, c, P)
         S, V = self._vectors(weighed.M)
         inverse = S.reciprocal()
@@ -137,13 +107,13 @@ class Decomposed(Spectrum):
             kept = _kept(S)
             inverse = torch.where(kept, inverse, 0.0)
             if not bool(kept.all()):
-                left, right = factors(X, *_singular_maps((V, S), weighed.short))
+                left, right = factors(X, *maps(V, S, weighed.short))
                 squares = (X - left @ right).square()
                 missing = squares.sum(-1).sqrt()
         along = ((weighed.M @ V).square_() @ inverse[..., None])[..., 0]
         across = (V.square() @ S[..., None])[..., 0]
         a, b = weighed.norms(along, across)
-        return Step((V, S), _singular_maps, a, b, S.sum(-1), missing)
+        return Step((V, S), a, b, S.sum(-1), missing)
 
     def _vectors(self, M: Tensor) -> Pair:
         """S and V."""
@@ -178,82 +148,22 @@ class Mirrored(Spectrum):
     squared; a = b. Where one of them is lost in rounding :class:`Decomposed` takes over.
     """
 
-    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
-        self.dtype = dtype
+    def __init__(self) -> None:
         self.general: Decomposed | None = None
 
     def refine(self) -> bool:
         return self.general is not None and self.general.refine()
 
-    def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
+    def step(self, X: Tensor, c: Tensor, P: Tensor) -> Step:
         if self.general is None:
             M = _Weighed.of(X, c, P).M
-            values, V = torch.linalg.eigh(M.to(self.dtype))
+            values, V = torch.linalg.eigh(M)
             S = values.abs()
             if bool((S.amin(-1) > SQUARE_TOLERANCE * S.amax(-1)).all()):
                 norms = (V.square() @ S[..., None])[..., 0] / c
-                return Step((V, S), _singular_maps, norms, norms, S.sum(-1), None)
+                return Step((V, S), norms, norms, S.sum(-1), None)
             self.general = Decomposed()
-        return self.general.step(X, c, P, gap)
-
-
-class Iterated(Spectrum):
-    """The polar factor Q of M by matrix products, no closer than the gap asks.
-
-    M = diag(long)^{1/2} Y diag(short)^{1/2}. Any contraction Q proves <M, Q> <= trace norm, and any
-    H > 0 gives factors of X: C^T C = H, left = Y diag(short)^{1/2} C^{-1}, right = C
-    diag(short)^{-1/2}. So both bounds hold at whatever accuracy. H is the symmetric part of Q^T M
-    plus loss trace diag(short), which adds loss trace to each squared norm on the short side and
-    takes from those on the long side. ``loss`` follows the gap and the lightest weight. The steps
-    run in float32 until the gap is below SINGLE, or does not fall, or Cholesky's factor fails;
-    where it fails in float64, the decompositions take over.
-    """
-
-    def __init__(self) -> None:
-        self.dtype = torch.float32
-        self.gap = math.inf
-        self.lightest = 1.0  # weight, relative to the mean, one step ago
-        self.decomposed: Decomposed | None = None
-
-    def refine(self) -> bool:
-        self.dtype = torch.float64
-        return self.decomposed is not None and self.decomposed.refine()
-
-    def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
-        if gap < SINGLE or self.gap <= gap < math.inf:
-            self.dtype = torch.float64
-        self.gap = gap
-        while self.decomposed is None:
-            loss = min(SHARE * gap, LIGHT * self.lightest)
-            step = self._attempt(X, c, P, max(LEAST_LOSS, loss))
-            if step is not None:
-                return step
-            if self.dtype == torch.float64:
-                self.decomposed = Decomposed()
-            self.dtype = torch.float64
-        return self.decomposed.step(X, c, P, gap)
-
-    def _attempt(self, X: Tensor, c: Tensor, P: Tensor, loss: float) -> Step | None:
-        """None where Cholesky's factor fails."""
-        weighed = _Weighed.of(X, c, P)
-        M = weighed.M
-        if M.shape[-2] > 2 * M.shape[-1]:
-            M = triangle(M)
-        H = polar(M, loss, self.dtype).mT @ M
-        H = (H + H.mT) / 2
-        diagonal = H.diagonal(dim1=-2, dim2=-1)
-        trace = diagonal.sum(-1).clamp_min(0.0)
-        nonzero = (trace > 0)[..., None]
-        diagonal.add_(weighed.short * torch.where(nonzero, loss * trace[..., None], 1.0))
-        C, failed = torch.linalg.cholesky_ex(H, upper=True)
-        Z = torch.linalg.solve_triangular(C, weighed.M, upper=True, left=False)
-        across = C.square().sum(-2) * nonzero
-        a, b = weighed.norms(Z.square_().sum(-1), across)
-        lightest = torch.minimum(_lightest(c), _lightest(P))
-        # Waited for once.
-        numbers = torch.stack([failed.any().double(), lightest])
-        fails, self.lightest = numbers.tolist()
-        return None if fails else Step((C, nonzero), _triangular_maps, a, b, trace, None)
+        return self.general.step(X, c, P)
 
 
 class _Weighed(NamedTuple):
@@ -278,18 +188,12 @@ class _Weighed(NamedTuple):
         return (along, across) if self.tall else (across, along)
 
 
-def _lightest(weights: Tensor) -> Tensor:
-    return (weights.amin(-1) / weights.mean(-1)).amin()
-
-
 def _kept(S: Tensor) -> Tensor:
     return S > RANK_TOLERANCE * S.amax(-1, keepdim=True)
 
 
-def _singular_maps(parts: Pair, short: Tensor) -> Pair:
-    """(inner, across) from singular vectors V and values S."""
-    V = parts[0].double()
-    S = parts[1].double()
+def maps(V: Tensor, S: Tensor, short: Tensor) -> Pair:
+    """(inner, across) from singular vectors V and values S, see :func:`factors`."""
     kept = _kept(S)
     root = short.sqrt()[..., None]
     inner = root * V * torch.where(kept, S.rsqrt(), 0.0)[..., None, :]
@@ -297,23 +201,13 @@ def _singular_maps(parts: Pair, short: Tensor) -> Pair:
     return inner, across
 
 
-def _triangular_maps(parts: Pair, short: Tensor) -> Pair:
-    """(inner, across) from C, and whether the norm is not 0."""
-    C, nonzero = parts
-    root = short.sqrt()
-    eye = torch.eye(C.shape[-1], dtype=C.dtype, device=C.device)
-    inner = root[..., None] * torch.linalg.solve_triangular(C, eye, upper=True)
-    return inner, (C / root[..., None, :]).mT * nonzero[..., None]
-
-
 class Found(NamedTuple):
     """One iteration's numbers."""
 
     value: Tensor  # of the factors, (*batch)
-    trace: Tensor  # norm, or less, (*batch)
+    trace: Tensor  # norm, (*batch)
     norms: Tensor  # squared, of left's rows and right's columns, (*batch, k, L)
     primal: tuple[Tensor, ...]  # parts of the maps, and dual weights: what factors come of
-    maps: Maps
     steady: Tensor  # problems whose trace norm did not fall
 
 
@@ -355,12 +249,12 @@ class Problem:
             return weights
         return torch.stack([weights[..., 0, :] ** self.q, weights[..., 1, :]], -2)
 
-    def look(self, weights: Tensor, previous: Tensor, spectrum: Spectrum, gap: float) -> Found:
+    def look(self, weights: Tensor, previous: Tensor, spectrum: Spectrum) -> Found:
         """One iteration's numbers at these weights, after those of trace norm ``previous``."""
         dual = self.dual(weights)
         c, P = self.split(dual)
         X = self.W - self.W @ P[..., None] if self.shift else self.W
-        step = spectrum.step(X, c, P, gap)
+        step = spectrum.step(X, c, P)
         largest = step.b.amax(-1)
         if self.p == math.inf:
             value = (step.a.amax(-1) * largest).sqrt()
@@ -373,7 +267,6 @@ class Problem:
             trace=step.trace,
             norms=self.joined(step.a, step.b),
             primal=(*step.parts, dual),
-            maps=step.maps,
             steady=step.trace >= previous * (1 - 1e-12),
         )
 

@@ -186,7 +186,7 @@ class _Shift(torch.autograd.Function):
         return -slopes * price, -(share + 1 / ctx.growth) @ price, None, None
 
 
-def answer_variances(Q: Tensor, W: Tensor, prior: Tensor | None = None) -> Tensor:
+def answer_variances(Q: Tensor, W: Tensor, prior: Tensor) -> Tensor:
     """Variance of one user's part in each answer, for each type: (q, k), with gradients.
 
     The best decoder V = W (Q^T D^{-1} Q)^{-1} Q^T D^{-1}, D = diag(Q prior), is unbiased and of
@@ -194,29 +194,13 @@ def answer_variances(Q: Tensor, W: Tensor, prior: Tensor | None = None) -> Tenso
     ``StrategyMatrix.workload_variance``, but a function of Q and prior.
 
     Args:
-        Q: (m, k), positive, of rank k.
+        Q: (m, k), positive.
         W: (q, k).
-        prior: (k,), positive; None: uniform.
+        prior: (k,), positive, of sum 1.
 
-    Raises TypeError, ValueError.
+    Raises ValueError where Q is not of rank k.
     Source: McKenna, Maity, Mazumdar, Miklau (2020), optimal reconstruction.
     """
-    Q = checks.matrix("Q", Q)
-    W = checks.matrix("W", W)
-    Q = Q.to(torch.promote_types(Q.dtype, torch.float32))
-    if Q.ndim != 2 or W.ndim != 2 or W.shape[1] != Q.shape[1] or not bool((Q > 0).all()):
-        raise ValueError(
-            f"Q must be one positive matrix, W (queries, {Q.shape[-1]}), not {tuple(W.shape)}"
-        )
-    k = Q.shape[1]
-    if prior is None:
-        prior = Q.new_full((k,), 1 / k)
-    else:
-        prior = checks.shares("prior", prior, k, positive=True).to(Q)
-    return _answer_variances(Q, W.to(Q), prior)
-
-
-def _answer_variances(Q: Tensor, W: Tensor, prior: Tensor) -> Tensor:
     scaled = Q / (Q @ prior)[:, None]  # D^{-1} Q
     triangle, failed = torch.linalg.cholesky_ex(Q.mT @ scaled)
     pivots = triangle.detach().diagonal()
@@ -410,7 +394,7 @@ class StrategyMatrix(StrategyOracle):
         for step in range(steps):
             decoders = heights.softmax(0) if prior is None else prior
             try:
-                variances = _answer_variances(module(), W, decoders)  # (queries, types)
+                variances = answer_variances(module(), W, decoders)  # (queries, types)
             except ValueError:  # left the matrices of full rank
                 break
             if objective is Objective.MEAN:

@@ -15,7 +15,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.privacy.blanket import Blanket
@@ -35,8 +34,7 @@ from torchdp.randomizers.alphabet.frequency import (
     spread,
 )
 from torchdp.randomizers.base import exact_local
-from torchdp.randomizers.draws import WORD, popcount, unpack, without_replacement
-from torchdp.threads import on_host
+from torchdp.randomizers.draws import WORD, popcount, without_replacement
 
 # Values missing from a set: up to here they are added one by one, without a sort.
 AT_ONCE = 32
@@ -285,52 +283,19 @@ class SubsetSelection(BitVectorOracle):
         """The number of w-subsets."""
         return math.comb(self.k, self.subset)
 
-    @cached_property
-    def bits_per_user(self) -> int:
-        """ceil(log2 of the number of w-subsets), above k = 4096 to rounding."""
-        if self.k <= 4096:
-            return (self.outputs - 1).bit_length()
-        k = self.k
-        w = self.subset
-        log_sets = math.lgamma(k + 1) - math.lgamma(w + 1) - math.lgamma(k - w + 1)
-        return math.ceil(log_sets / math.log(2))
-
     def limits(self, n: Users) -> dict[str, Limits]:
         return {"reports": Limits(0, n, n * self.subset)}
 
     def checked(self, messages: Tensor) -> Tensor:
-        messages = super().checked(messages)
-        if (popcount(messages).sum(-1) != self.subset).any():
-            raise ValueError(f"messages must be sets of {self.subset} types each")
-        return messages
+        return self._of_sets("messages", super().checked(messages))
 
-    def encode(self, messages: Tensor) -> bytes:
-        """The rank of each set among all, in ``bits_per_user``."""
-        bits = unpack(self.checked(messages).cpu())  # (n, 64 * words)
-        ranks = [rank(row.nonzero()[:, 0].tolist()) for row in bits]
-        return b"".join(number.to_bytes(self._bytes, "little") for number in ranks)
-
-    @property
-    def _bytes(self) -> int:
-        return max(1, -(-self.bits_per_user // 8))
-
-    @on_host
     def decode(self, data: bytes) -> Tensor:
-        size = self._bytes
-        if len(checks.instance("data", data, bytes)) % size:
-            raise ValueError(
-                f"data must hold {size} bytes for each message, not {len(data)} bytes in all"
-            )
-        words = torch.zeros(len(data) // size, self.words, dtype=torch.int64)
-        for i, row in enumerate(words):
-            number = int.from_bytes(data[i * size : (i + 1) * size], "little")
-            if number >= self.outputs:
-                raise ValueError(
-                    f"data must hold numbers below that of sets of {self.subset} types; one is not"
-                )
-            member = torch.tensor(members(number, self.k, self.subset), dtype=torch.int64)
-            row.index_add_(0, member // WORD, torch.ones_like(member) << member % WORD)
-        return words
+        return self._of_sets("data", super().decode(data))
+
+    def _of_sets(self, name: str, messages: Tensor) -> Tensor:
+        if (popcount(messages).sum(-1) != self.subset).any():
+            raise ValueError(f"{name} must hold sets of {self.subset} types each")
+        return messages
 
     @property
     def together(self) -> tuple[float, float, float, float]:
@@ -461,35 +426,3 @@ def subset_error(k: int, w: int, epsilon: float) -> float:
     if gap**2 == 0:
         return math.inf
     return (p * (1 - p) + (k - 1) * q * (1 - q)) / gap**2
-
-
-def rank(values: list[int]) -> int:
-    """sum_i C(values_i, i), i from 1: 0, 1, ... for the sets of one size, in colexicographic order.
-
-    values: increasing. Source: Lehmer (1964), the combinatorial number system.
-    """
-    total = 0
-    v = 0
-    choose = 0  # C(v, i)
-    for i, value in enumerate(values, 1):
-        while v < value:
-            v += 1
-            choose = choose * v // (v - i) if v > i else int(v == i)
-        total += choose
-        v += 1
-        choose = choose * v // (i + 1)  # C(v, i + 1)
-    return total
-
-
-def members(number: int, k: int, w: int) -> list[int]:
-    """The w values in [0, k) whose ``rank`` is this number, decreasing."""
-    values = []
-    choose = math.comb(k - 1, w)  # C(v, w)
-    for v in range(k - 1, -1, -1):
-        taken = w > 0 and number >= choose
-        if taken:
-            number -= choose
-            values.append(v)
-        choose = choose * (w if taken else v - w) // max(v, 1)  # C(v - 1, w - 1) or C(v - 1, w)
-        w -= taken
-    return values
