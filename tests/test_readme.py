@@ -37,6 +37,15 @@ PRINTED = {
     (
         "budget.md",
         0,
+    ): r"question 1, [\s\S]*question 3, .*asked before[\s\S]*left +of epsilon = 1, .*epsilon = 0\.1"
+    r"[\s\S]*must be > 0 and at most what is left",
+    (
+        "budget.md",
+        2,
+    ): r"1 questions: sums 2\.3 squares 4\.9\n5 .*\n30 .*\n100 questions: sums 23\d\.\d squares 4\d",
+    (
+        "budget.md",
+        1,
     ): r"(tensor\(.*\n){3}guarantee spends more[^\n]*\ncentral.*at most epsilon = 0\.8[\s\S]*Event",
     ("choosing.md", 0): HEAD
     + r"optimised strategy[\s\S]*local.*exactly.*\ncandidate.*\nsums, discrete Laplace +0\.0005[56]\d* +a curator"

@@ -22,10 +22,11 @@ The packages (each a module; loaded on first use, so ``import torchdp`` costs no
 - :mod:`torchdp.training`: correlated noise and public features in a training loop
 - :mod:`torchdp.simulate`: Monte Carlo with error bars, and sweeps that resume
 - :mod:`torchdp.sklearn`: estimators with scikit-learn's ``fit`` and ``predict``, of a curator
+- :mod:`torchdp.session`: rows that are bound to a privacy budget
 - :mod:`torchdp.auditing`: lower bounds of epsilon from simulated releases
 - :mod:`torchdp.kernels`: the inner operations, each with its specification
 
-And by themselves: :func:`torchdp.audit`, :func:`torchdp.audit_one_run`.
+And by themselves: :class:`torchdp.Session`, :func:`torchdp.audit`, :func:`torchdp.audit_one_run`.
 """
 
 import importlib
@@ -36,13 +37,15 @@ if TYPE_CHECKING:  # what an editor knows of ``torchdp.pairwise``
     from torchdp import noise, pairwise, privacy, protocol, queries, randomizers, regression
     from torchdp import secure, shuffle, simulate, sketching, training, workloads
     from torchdp import auditing as auditing, sklearn as sklearn
+    from torchdp import session as session
     from torchdp.auditing import audit as audit, audit_one_run as audit_one_run
+    from torchdp.session import Session as Session
 
 __version__ = "0.1.0"
 __all__ = [
     "auditing", "collection", "density", "domains", "factorization", "kernels", "mean", "noise",
     "pairwise",
-    "privacy", "protocol", "queries", "randomizers", "regression", "secure", "shuffle", "simulate",
+    "privacy", "protocol", "queries", "randomizers", "regression", "secure", "session", "shuffle", "simulate",
     "sketching", "training", "workloads",
 ]  # fmt: skip
 
@@ -50,7 +53,7 @@ __all__ = [
 # These need a package of their own: ``from torchdp import *`` goes without them.
 OPTIONAL = ("sklearn",)
 # What is not a package, and the module in which it is.
-NAMES = {"audit": "auditing", "audit_one_run": "auditing"}
+NAMES = {"Session": "session", "audit": "auditing", "audit_one_run": "auditing"}
 
 
 def __getattr__(name: str) -> Any:

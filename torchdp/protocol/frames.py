@@ -6,6 +6,7 @@ What users may hold (``Held``) decides how an array, a list or a table is read.
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import numpy as np
@@ -79,6 +80,24 @@ def rows_of(x: Any, held: Held, name: str = "x") -> Tensor:
     elif held == () and rows.ndim == 2 and rows.shape[1] == 1:
         rows = rows[:, 0]
     return torch.from_numpy(rows)
+
+
+def columns_of(x: Any, names: Any) -> Any:
+    """These columns of a DataFrame, one by its name, several by a list; all of x where None.
+
+    Raises ValueError that names the nearest column.
+    """
+    if names is None:
+        return x
+    if getattr(x, "ndim", 0) != 2 or not hasattr(x, "columns"):
+        raise ValueError(f"columns must be None for data that are no DataFrame, not {names!r}")
+    for name in names if isinstance(names, list) else [names]:
+        if name not in x.columns:
+            known = [str(column) for column in x.columns]
+            near = get_close_matches(str(name), known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
+            raise ValueError(f"columns must be of the data, which lack {name!r}; {hint}")
+    return x[names]
 
 
 def categories(x: Any) -> Any:
