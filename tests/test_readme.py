@@ -24,6 +24,12 @@ HEAD = r"candidate +predicted error\n"
 PRINTED = {
     ("README.md", 0): HEAD
     + r"optimised strategy[\s\S]*exactly epsilon = (?:1|0\.99\d+)\n0\.3\d+ \+- 0\.00\d+, 95 %: .*\ntruth 0\.3538",
+    ("audit.md", 0): r"epsilon >= 9\.\d+ [^\n]*\nepsilon >= [89]\.\d+ .*\nmechanism repeats itself",
+    ("audit.md", 1): r"(epsilon >= 0\.\d+ at delta[^\n]*: not refuted \([^\n]*\n){3}",
+    (
+        "audit.md",
+        2,
+    ): r"epsilon >= [01]\.?\d* at delta = 1e-05[^\n]*\nepsilon >= 4\.194 at delta = 0",
     ("batches.md", 1): r"torch\.Size\(\[1000\]\) cover 0\.9[3-7]\d*\ntorch\.Size\(\[1000, 3\]\)",
     ("batches.md", 2): r"torch\.Size\(\[10000, 12\]\)\nTrue True True",
     ("batches.md", 3): r"torch\.Size\(\[20, 500\]\) True",
@@ -31,6 +37,15 @@ PRINTED = {
     (
         "budget.md",
         0,
+    ): r"question 1, [\s\S]*question 3, .*asked before[\s\S]*left +of epsilon = 1, .*epsilon = 0\.1"
+    r"[\s\S]*must be > 0 and at most what is left",
+    (
+        "budget.md",
+        2,
+    ): r"1 questions: sums 2\.3 squares 4\.9\n5 .*\n30 .*\n100 questions: sums 23\d\.\d squares 4\d",
+    (
+        "budget.md",
+        1,
     ): r"(tensor\(.*\n){3}guarantee spends more[^\n]*\ncentral.*at most epsilon = 0\.8[\s\S]*Event",
     ("choosing.md", 0): HEAD
     + r"optimised strategy[\s\S]*local.*exactly.*\ncandidate.*\nsums, discrete Laplace +0\.0005[56]\d* +a curator"

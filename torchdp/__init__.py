@@ -23,37 +23,49 @@ The packages (each a module; loaded on first use, so ``import torchdp`` costs no
 - :mod:`torchdp.training`: correlated noise and public features in a training loop
 - :mod:`torchdp.simulate`: Monte Carlo with error bars, and sweeps that resume
 - :mod:`torchdp.sklearn`: estimators with scikit-learn's ``fit`` and ``predict``, of a curator
+- :mod:`torchdp.session`: rows that are bound to a privacy budget
+- :mod:`torchdp.auditing`: lower bounds of epsilon from simulated releases
 - :mod:`torchdp.kernels`: the inner operations, each with its specification
+
+And by themselves: :class:`torchdp.Session`, :func:`torchdp.audit`, :func:`torchdp.audit_one_run`.
 """
 
 import importlib
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what an editor knows of ``torchdp.pairwise``
     from torchdp import collection, density, distributed, domains, factorization  # noqa: I001
     from torchdp import kernels, mean
     from torchdp import noise, pairwise, privacy, protocol, queries, randomizers, regression
     from torchdp import secure, shuffle, simulate, sketching, training, workloads
-    from torchdp import sklearn as sklearn
+    from torchdp import auditing as auditing, sklearn as sklearn
+    from torchdp import session as session
+    from torchdp.auditing import audit as audit, audit_one_run as audit_one_run
+    from torchdp.session import Session as Session
 
 __version__ = "0.1.0"
 __all__ = [
-    "collection", "density", "distributed", "domains", "factorization", "kernels", "mean", "noise",
-    "pairwise", "privacy", "protocol", "queries", "randomizers", "regression", "secure", "shuffle", "simulate",
+    "auditing", "collection", "density", "distributed", "domains", "factorization", "kernels",
+    "mean", "noise", "pairwise", "privacy", "protocol", "queries", "randomizers", "regression",
+    "secure", "session", "shuffle", "simulate",
     "sketching", "training", "workloads",
 ]  # fmt: skip
 
 
 # These need a package of their own: ``from torchdp import *`` goes without them.
 OPTIONAL = ("sklearn",)
+# What is not a package, and the module in which it is.
+NAMES = {"Session": "session", "audit": "auditing", "audit_one_run": "auditing"}
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> Any:
     if name in (*__all__, *OPTIONAL):
         return importlib.import_module(f"torchdp.{name}")
+    if name in NAMES:
+        return getattr(importlib.import_module(f"torchdp.{NAMES[name]}"), name)
     raise AttributeError(f"module 'torchdp' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *OPTIONAL, *(name for name in globals() if name.startswith("__"))})
+    own = (name for name in globals() if name.startswith("__"))
+    return sorted({*__all__, *OPTIONAL, *NAMES, *own})

@@ -85,8 +85,28 @@ def test_tables(name, tmp_path, refuse):
 
 def test_missing_file_and_folder(tmp_path, refuse):
     for path in (tmp_path / "none.csv", tmp_path):
-        # without the error's number
-        assert refuse("--csv", path, MEAN).startswith(f"torchdp estimate: {path}: ")
+        # without the error's number, and with what was wanted
+        said = refuse("--csv", path, MEAN)
+        assert said.startswith(f"torchdp estimate: {path}: ")
+        assert said.endswith("--csv takes a table with a header, or - for stdin\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("report none", "results.jsonl of a sweep, or its folder"),
+        ("merge into none", "the results.jsonl of sweeps"),
+        ("sweep none.py", "or one under experiments/ of a checkout"),
+    ],
+)
+def test_what_a_command_wanted_is_said(words, wanted, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(words.split()) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert wanted in said.err
+    assert "Errno" not in said.err
 
 
 @pytest.mark.parametrize("epsilon", ["0", "nan", "1e9", "1e-300"])

@@ -76,6 +76,7 @@ def asked(path, columns, missing, group=None):
         "encoding": "utf-8-sig",
         "decimal": ".",
         "missing": missing,
+        "other": None,
     }
     return argparse.Namespace(columns=names, group=group, **how)
 

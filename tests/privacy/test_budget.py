@@ -174,3 +174,40 @@ def test_threads_spend_what_there_is_and_no_more():
 def test_copies_are_refused(duplicate):
     with pytest.raises(TypeError, match="copied or pickled"):
         duplicate(Budget(asked(1.0)))
+
+
+def test_budgets_of_numbers():
+    plain = Budget.of(epsilon=1.0, delta=1e-6).limit
+    assert (plain.epsilon, plain.delta, plain.mu) == (1.0, 1e-6, None)
+    assert (plain.model, plain.neighbours) == MODEL
+    assert Budget.of(epsilon=1.0).limit.delta == 0
+    curved = Budget.of(rho=0.02, delta=1e-5, neighbours=Neighbours.ADD_REMOVE).limit
+    assert curved.rho == pytest.approx(0.02)
+    assert (curved.delta, curved.neighbours) == (1e-5, Neighbours.ADD_REMOVE)
+    squared = Budget.of(epsilon=1.0, delta=1e-6, squares=True, model=Model.LOCAL).limit
+    assert squared.mu == pytest.approx(1 / gaussian_sigma(1.0, 1e-6))
+    assert squared.epsilon <= 1.0
+    assert squared.model is Model.LOCAL
+    assert asked(1.0).rho is None
+    for wrong in ({}, {"epsilon": 1.0, "rho": 1.0}, {"epsilon": 1.0, "squares": True}):
+        with pytest.raises(ValueError, match="must be given"):
+            Budget.of(**wrong)
+
+
+def test_guarantee_rho_spends_as_zero_concentrated_privacy_composes():
+    budget = Budget.of(rho=0.5)
+    for _ in range(4):
+        release = normal(0.5)
+        assert release.rho == 0.125
+        budget.spend(release)
+    assert budget.left.rho == pytest.approx(0.0, abs=1e-12)
+    with pytest.raises(ValueError, match="more than the budget has left"):
+        budget.spend(normal(0.01))
+
+
+def test_a_check_says_what_spending_would_and_takes_nothing():
+    budget = Budget.of(epsilon=1.0)
+    budget.check(asked(1.0))
+    assert budget.left.epsilon == 1.0
+    with pytest.raises(ValueError, match="more than the budget has left"):
+        budget.check(asked(1.1))

@@ -80,12 +80,47 @@ def test_an_array_of_each_kind(kind):
 
 def test_a_tensor_is_passed_as_it_is():
     for x in (
-        torch.tensor([True]),
+        torch.tensor([1]),
         torch.zeros(2, 3, 4),
         torch.ones(3).to_sparse(),
     ):
         assert rows_of(x, 2) is x
-        assert rows_of(x, (1,)) is x
+        assert rows_of(x, ()) is x
+    # but for booleans that are types
+    assert torch.equal(rows_of(torch.tensor([[True, False]]), 2), torch.tensor([[1, 0]]))
+    assert rows_of(torch.tensor([True]), ()).dtype == torch.bool
+
+
+class Polars:
+    """What other tables have."""
+
+    def to_pandas(self):
+        return TOWNS.to_frame()
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        pd.Categorical(TOWNS),
+        pd.CategoricalIndex(TOWNS),
+        pd.Index(CELLS),
+        tuple(CELLS),
+        Polars(),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_other_columns_are_types_too(x):
+    assert rows_of(x, 3).tolist() == CELLS
+    assert rows_of(range(3), 3).tolist() == [0, 1, 2]
+
+
+def test_columns_of_booleans_are_product_types():
+    cells = np.array([[True, False, False], [False, True, True]])
+    for x in (cells, cells.tolist(), pd.DataFrame(cells)):
+        assert rows_of(x, 8).tolist() == [4, 3]
+    for x, held in ((cells, 4), (cells.astype(int), 8)):
+        with pytest.raises(ValueError, match=r"not 3 numbers; make one.*ravel_multi_index"):
+            rows_of(x, held)
 
 
 def test_categories_are_types_in_their_order_and_columns_share_one_kind():
@@ -164,6 +199,9 @@ def test_every_verb_takes_a_table():
             TOWNS,
         ),
         (lambda x, noise: oracle.estimate(x, noise=noise).value, TOWNS),
+        (lambda x, noise: oracle.randomize(x, noise=noise), TOWNS),
+        (lambda x, noise: oracle.summary(x), TOWNS),
+        (lambda x, noise: found.summary(x).mean, points),
         (lambda x, noise: found.estimate(x, noise=noise).value, points),
         (
             lambda x, y, noise: classes.estimate((x, y), noise=noise).value,

@@ -11,6 +11,7 @@ of its name. Read on:
 """
 
 import argparse
+import errno
 import signal
 import sys
 import warnings
@@ -43,6 +44,12 @@ STATISTICS = {
 }
 # Of commands that have no module of their own name.
 MODULES = {"merge": "sweep", "plan": "estimate", "report": "sweep"}
+# What is said where a file is absent, or is a folder.
+WANTED = {
+    "torchdp estimate": "--csv takes a table with a header, or - for stdin",
+    "torchdp merge": "it takes stores, the results.jsonl of sweeps",
+    "torchdp report": "it takes the results.jsonl of a sweep, or its folder",
+}
 TRUST = ("local", "shuffle", "curator")
 PROTOCOLS = ("one-message", "randomized-response", "two-message")
 
@@ -113,8 +120,8 @@ def _plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
         help="in the statistic's unit (quantiles, histogram: in shares of users)",
     )
     add("--users", type=integer, metavar="N")
-    # The two that asking reads of either command, and that have no meaning without a table.
-    plan.set_defaults(bounds_from_data=False, population=False)
+    # Those that asking reads of either command, and that have no meaning without a table.
+    plan.set_defaults(bounds_from_data=False, population=False, other=None)
 
 
 def _question(command: argparse.ArgumentParser) -> None:
@@ -181,6 +188,11 @@ def _estimate_table(estimate: argparse.ArgumentParser) -> None:
         default="refuse",
         help="a number beyond its bounds: refuse the table (default), move it to the bound, or "
         "leave out the row",
+    )
+    add(
+        "--other",
+        metavar="NAME",
+        help="of --categories, added to them: what all other cells count as (default: refused)",
     )
 
 
@@ -294,6 +306,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         said = str(error)
         if isinstance(error, OSError) and error.filename is not None:
             said = f"{error.filename}: {error.strerror}"  # without its number
+            if command in WANTED and error.errno in (errno.ENOENT, errno.EISDIR):
+                said += f"; {WANTED[command]}"
         say(f"{command}: {' '.join(said.split())}", error=True)
         return 2
     except KeyboardInterrupt as stop:

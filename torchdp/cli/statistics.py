@@ -375,6 +375,8 @@ def asking(options: argparse.Namespace) -> Asking:
             raise ValueError(f"{asked} takes no --{option}")
         if needs and not given:
             raise ValueError(f"{asked} needs --{option}")
+    if options.other is not None and "category" not in roles:
+        raise ValueError(f"{asked} takes no --other: it is of --categories")
     stated = options.bounds or options.bounds_from_data or options.bins is not None
     if stated and "number" not in roles:
         raise ValueError(f"{asked} takes no --bounds and no --bins: its column is a category")
@@ -418,7 +420,8 @@ def _labels(role: str, options: argparse.Namespace) -> tuple[str, ...]:
     categories = tuple(category.strip() for category in options.categories.split(","))
     if len(set(categories)) != len(categories) or len(categories) < 2:
         raise ValueError("--categories must list at least two different values")
-    return categories
+    other = options.other
+    return categories if other is None or other in categories else (*categories, other)
 
 
 def _is_number(axis: Axis) -> bool:

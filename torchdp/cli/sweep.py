@@ -223,7 +223,10 @@ def load(path: str, smoke: bool) -> Sweep:
     """``experiment(smoke)`` of the script at ``path``. Raises ValueError, OSError."""
     file = Path(path)
     if file.suffix != ".py" or not file.is_file():
-        raise ValueError(f"{path} is not a Python script; name one under experiments/")
+        raise ValueError(
+            f"{path} is not a Python script; name your own, or one under experiments/ of a checkout "
+            "of torchdp's repository"
+        )
     spec = importlib.util.spec_from_file_location(f"experiment_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise ValueError(f"{path} cannot be loaded as a Python script")

@@ -338,7 +338,7 @@ def read_users(
 
     def read(name: str, cells: "pd.Series[str]") -> object:
         if name in labels:
-            return _places(name, labels[name], texts(cells))
+            return _places(name, labels[name], texts(cells), options.other)
         if name in since:
             return days(name, since[name], cells)
         if name == options.group:
@@ -356,17 +356,27 @@ def read_users(
     return _without_missing(pd.concat(parts), options.missing, notes)
 
 
-def _places(name: str, labels: Sequence[str], cells: "pd.Series[str]") -> "pd.Series[float]":
+def _places(
+    name: str, labels: Sequence[str], cells: "pd.Series[str]", other: str | None
+) -> "pd.Series[float]":
     """The place of each cell among the labels, NaN where it is missing.
 
-    Raises ValueError that names the row of another cell.
+    other: the label of cells that are none of them. Without one raises ValueError that names the
+    row of such a cell.
     """
     place = cells.map({label: number for number, label in enumerate(labels)})
-    other = place.isna() & cells.notna()
-    if other.any():
+    unknown = place.isna() & cells.notna()
+    if other is not None:
+        place = place.mask(unknown, labels.index(other))
+    elif unknown.any():
+        row = unknown.idxmax()
+        # The stated value that is nearest, which is public; not the cell.
+        near = get_close_matches(cells[row], labels, 1)
+        hint = f", the nearest is {near[0]!r}" if near else ""
         raise ValueError(
-            f"column {name!r}, row {other.idxmax()}: none of the stated values {', '.join(labels)} "
-            f"({int(other.sum())} such rows); state its value too, or correct or leave out the rows"
+            f"column {name!r}, row {row}: none of the stated values {', '.join(labels)}{hint} "
+            f"({int(unknown.sum())} such rows); state its value too, count all such by --other "
+            "NAME, or correct or leave out the rows"
         )
     return place.astype(float)
 

@@ -18,17 +18,26 @@ import math
 import threading
 from dataclasses import replace
 from fractions import Fraction
-from typing import NoReturn
+from typing import NoReturn, cast
 
 from scipy.special import ndtri_exp
 
 from torchdp import checks
 from torchdp.brief import Brief
-from torchdp.privacy.gaussian import ROUNDED, gaussian_epsilon
-from torchdp.privacy.guarantee import Arithmetic, Guarantee, alike, weakest_arithmetic
+from torchdp.privacy.gaussian import ROUNDED, gaussian_epsilon, gaussian_guarantee, gaussian_sigma
+from torchdp.privacy.guarantee import (
+    Arithmetic,
+    Guarantee,
+    Model,
+    Neighbours,
+    alike,
+    weakest_arithmetic,
+)
 
 # Three thirds of a limit fit into it, whatever their floats are rounded to.
 _WHOLE = 1 + Fraction(1, 10**9)
+# The delta at which a limit of rho states its epsilon where none is said.
+STATED = 1e-6
 
 
 class Budget(Brief):
@@ -39,8 +48,7 @@ class Budget(Brief):
 
     A limit without mu adds up epsilons and deltas. A limit with mu adds up the squares of the mus:
     of Gaussian noise, at whatever delta it was stated, and of mechanisms with delta = 0, mu = 2
-    Phi^{-1}(e^epsilon/(1 + e^epsilon)). Such a limit for (epsilon, delta) is
-    ``gaussian_guarantee(gaussian_sigma(epsilon, delta), delta, 1.0, ...)``. Integers that are
+    Phi^{-1}(e^epsilon/(1 + e^epsilon)). ``Budget.of`` makes both. Integers that are
     rounded spend their variation too, the total variation between what is drawn and the real
     mechanism, where the limit is of rounded ones. One rule holds throughout: it never switches to a
     tighter one adaptively.
@@ -60,9 +68,9 @@ class Budget(Brief):
     def __init__(self, limit: Guarantee) -> None:
         if not isinstance(limit, Guarantee):
             raise TypeError(
-                f"limit must be a Guarantee, not {type(limit).__name__}: Guarantee(epsilon, delta, "
-                "model, neighbours, True, 'limit'), with the model and neighbours of the releases' "
-                "guarantees"
+                f"limit must be a Guarantee, not {type(limit).__name__}; Budget.of(epsilon=..., "
+                "delta=..., model=..., neighbours=...) makes one of numbers, with the model and "
+                "neighbours of the releases' guarantees"
             )
         if limit.epsilon == math.inf:
             raise ValueError("limit must have a finite epsilon: an infinite one refuses nothing")
@@ -80,12 +88,68 @@ class Budget(Brief):
         # Fractions: float sums of many small costs could be rounded below what was spent.
         self._spent = [Fraction(0)] * len(self._limits)
 
+    @classmethod
+    def of(
+        cls,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        rho: float | None = None,
+        squares: bool = False,
+        model: Model = Model.CENTRAL,
+        neighbours: Neighbours = Neighbours.REPLACE_ONE,
+    ) -> "Budget":
+        """A budget by its numbers, of real numbers' privacy and what implies it.
+
+        Args:
+            epsilon: epsilons and deltas add up.
+            delta: of all releases; without one 0, or with ``rho`` 1e-6, at which it is stated.
+            rho: in the place of epsilon: squares of mus add up, to 2 rho.
+            squares: whether they do so for epsilon and delta, too, to those of one Gaussian
+                mechanism; this allows more, smaller releases by normal noise, and less by other.
+            model: who is trusted.
+            neighbours: the relation.
+
+        Raises TypeError, ValueError.
+        """
+        if (epsilon is None) == (rho is None):
+            raise ValueError("epsilon or rho must be given, one of the two")
+        if epsilon is None:
+            mu = math.sqrt(2 * checks.positive("rho", cast(float, rho)))
+            stated = STATED if delta is None else delta
+            return cls(gaussian_guarantee(1 / mu, stated, 1.0, model, neighbours))
+        if not squares:
+            source = "the limit of a budget"
+            return cls(Guarantee(epsilon, delta or 0.0, model, neighbours, True, source))
+        if delta is None:
+            raise ValueError("delta must be given where squares add up, such as 1e-6")
+        sigma = gaussian_sigma(epsilon, delta)
+        return cls(gaussian_guarantee(sigma, delta, 1.0, model, neighbours))
+
     def spend(self, guarantee: Guarantee) -> Guarantee:
         """Takes ``guarantee`` off, and returns what is left.
 
         Raises ValueError, and takes nothing, where less is left, or where model, neighbours or
         arithmetic are not the limit's; TypeError.
         """
+        # Compared and taken in one step: two threads can not both get what is left.
+        with self._lock:
+            self._spent = self._after(guarantee)
+            return self._left()
+
+    def check(self, guarantee: Guarantee) -> None:
+        """Raises what ``spend`` would raise now; takes nothing."""
+        with self._lock:
+            self._after(guarantee)
+
+    @property
+    def left(self) -> Guarantee:
+        """The remaining budget."""
+        with self._lock:
+            return self._left()
+
+    def _after(self, guarantee: Guarantee) -> list[Fraction]:
+        """What is spent together with this one; under the lock. Raises ValueError, TypeError."""
         alike([self.limit, guarantee])
         # What holds of real numbers only must not be let pass by a limit of integers.
         if weakest_arithmetic([self.limit, guarantee]) is not self.limit.arithmetic:
@@ -94,25 +158,16 @@ class Budget(Brief):
                 f"{self.limit.arithmetic}: {guarantee}"
             )
         costs = self._costs(guarantee)
-        # Compared and taken in one step: two threads can not both get what is left.
-        with self._lock:
-            spent = [before + cost for before, cost in zip(self._spent, costs, strict=True)]
-            if any(total > most * _WHOLE for total, most in zip(spent, self._limits, strict=True)):
-                left = self._left()
-                said = f"{left}"
-                if self.limit.variation:
-                    said += f", variation = {left.variation:g}"
-                raise ValueError(
-                    f"guarantee spends more than the budget has left: {guarantee}, left: {said}"
-                )
-            self._spent = spent
-            return self._left()
-
-    @property
-    def left(self) -> Guarantee:
-        """The remaining budget."""
-        with self._lock:
-            return self._left()
+        spent = [before + cost for before, cost in zip(self._spent, costs, strict=True)]
+        if any(total > most * _WHOLE for total, most in zip(spent, self._limits, strict=True)):
+            left = self._left()
+            said = f"{left}"
+            if self.limit.variation:
+                said += f", variation = {left.variation:g}"
+            raise ValueError(
+                f"guarantee spends more than the budget has left: {guarantee}, left: {said}"
+            )
+        return spent
 
     def _costs(self, guarantee: Guarantee) -> list[Fraction]:
         """What is added up, exactly: the square of mu and the variation, or epsilon and delta."""

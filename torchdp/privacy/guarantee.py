@@ -137,6 +137,14 @@ class Guarantee(Brief):
             return replace(self, delta=delta, exact=False)
 
     @property
+    def rho(self) -> float | None:
+        """mu^2/2, up to ``variation``: rho-zero-concentrated privacy. None where mu is not known.
+
+        Source: Bun, Steinke (2016), Lemma 2.4.
+        """
+        return None if self.mu is None else self.mu**2 / 2
+
+    @property
     def pure(self) -> bool:
         """Whether all of delta is what ``variation`` costs: one of delta = 0 is that near."""
         return self.delta <= (1 + math.exp(min(self.epsilon, 700.0))) * self.variation * (1 + 1e-5)

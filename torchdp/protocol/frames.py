@@ -6,6 +6,7 @@ What users may hold (``Held``) decides how an array, a list or a table is read.
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import numpy as np
@@ -40,13 +41,15 @@ PRODUCT = ".astype(pandas.CategoricalDtype(range(k))) states those of whole numb
 
 
 def rows_of(x: Any, held: Held, name: str = "x") -> Tensor:
-    """Users' rows as the tensor that those who hold this have. A tensor is returned as it is.
+    """Users' rows as the tensor that those who hold this have.
 
     Args:
-        x: a row for each user: a numpy array, a list, or a pandas Series or DataFrame.
+        x: a row for each user: a tensor, a numpy array, a list, or a pandas Series, DataFrame,
+            Categorical or Index, or what makes one by ``to_pandas``. A tensor is returned as it is,
+            but for booleans that are types.
         held: as ``protocol.held``. Types are whole numbers, booleans (0 and 1), or categories in
-            their order; several columns of categories make product types, the first column the
-            slowest. They must be public: state them, since those that pandas reads from the data
+            their order; several columns of categories or booleans make product types, the first
+            column the slowest. They must be public: state them, since those that pandas reads from the data
             reveal who is there. Where users hold numbers, fractions become float64, and (n,)
             becomes (n, 1) where each holds a row of one.
         name: of x, in messages.
@@ -55,11 +58,15 @@ def rows_of(x: Any, held: Held, name: str = "x") -> Tensor:
     categories make another number of types.
     """
     if isinstance(x, Tensor):
-        return x
+        return x.long() if isinstance(held, int) and x.dtype is torch.bool else x
+    if hasattr(x, "to_pandas"):  # tables of polars and pyarrow
+        x = x.to_pandas()
     pandas = sys.modules.get("pandas")  # whoever holds a table has loaded it
+    if pandas is not None and isinstance(x, pandas.Index | pandas.Categorical):
+        x = pandas.Series(x)
     if pandas is not None and isinstance(x, pandas.Series | pandas.DataFrame):
         rows = _types(x, held, name) if isinstance(held, int) else _numbers(x, name)
-    elif isinstance(x, np.ndarray | list | tuple):
+    elif isinstance(x, np.ndarray | list | tuple | range):
         rows = _array(x, name)
     else:
         raise TypeError(
@@ -71,14 +78,45 @@ def rows_of(x: Any, held: Held, name: str = "x") -> Tensor:
                 f"{name} must hold whole numbers, booleans or categories, not fractions; "
                 f"{NOT_WHOLE}"
             )
-        rows = rows.astype(np.int64)
         if rows.ndim == 2 and rows.shape[1] == 1:
             rows = rows[:, 0]
+        if rows.ndim == 2:
+            rows = _products(rows, held, name)
+        rows = rows.astype(np.int64)
     elif held == (1,) and rows.ndim == 1:
         rows = rows[:, None]
     elif held == () and rows.ndim == 2 and rows.shape[1] == 1:
         rows = rows[:, 0]
     return torch.from_numpy(rows)
+
+
+def _products(rows: np.ndarray, held: int, name: str) -> np.ndarray:
+    """The product types of columns of booleans."""
+    columns = rows.shape[1]
+    if rows.dtype.kind != "b" or 2**columns != held:
+        raise ValueError(
+            f"{name} must hold one type for each user, below {held}, not {columns} numbers; make "
+            f"one of several by numpy.ravel_multi_index(numpy.transpose(x), sizes)"
+        )
+    return rows @ 2 ** np.arange(columns)[::-1]
+
+
+def columns_of(x: Any, names: Any) -> Any:
+    """These columns of a DataFrame, one by its name, several by a list; all of x where None.
+
+    Raises ValueError that names the nearest column.
+    """
+    if names is None:
+        return x
+    if getattr(x, "ndim", 0) != 2 or not hasattr(x, "columns"):
+        raise ValueError(f"columns must be None for data that are no DataFrame, not {names!r}")
+    for name in names if isinstance(names, list) else [names]:
+        if name not in x.columns:
+            known = [str(column) for column in x.columns]
+            near = get_close_matches(str(name), known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
+            raise ValueError(f"columns must be of the data, which lack {name!r}; {hint}")
+    return x[names]
 
 
 def categories(x: Any) -> Any:

@@ -110,11 +110,16 @@ class Protocol(ABC, Generic[S]):
             return checks.types("x", x, self.held)
         return checks.shaped("x", checks.precise("x", x), "n", *self.held, note=" with n >= 1")
 
-    def summary(self, x: Tensor) -> S:
+    @final
+    def summary(self, x: Rows) -> S:
         """All of x that the distribution of a tally depends on; additive. Not private.
 
-        Here the counts of the types, or a crowd of rows.
+        x: as of ``collect``, of one group. Raises TypeError, ValueError.
         """
+        return self.summary_unchecked(self.validate(rows_of(x, self.held)).detach())
+
+    def summary_unchecked(self, x: Tensor) -> S:
+        """``summary``, unchecked: here the counts of the types, or a crowd of rows."""
         if isinstance(self.held, int):
             return cast(S, torch.bincount(x, minlength=self.held))
         return cast(S, Crowd.of(x))
@@ -287,7 +292,7 @@ class CuratorProtocol(Protocol[S]):
 
     @final
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        return self.release(self.summary(x), draws, ())
+        return self.release(self.summary_unchecked(x), draws, ())
 
     @final
     def sample_unchecked(self, summary: S, draws: Simulated, shape: Shape) -> Tally:
@@ -479,8 +484,8 @@ class Same(Relay[S, M, C]):
     def validate(self, x: Tensor) -> Tensor:
         return self.client.validate(x)
 
-    def summary(self, x: Tensor) -> S:
-        return cast(S, self.client.summary(x))
+    def summary_unchecked(self, x: Tensor) -> S:
+        return cast(S, self.client.summary_unchecked(x))
 
     def validate_summary(self, summary: S) -> S:
         return cast(S, self.client.validate_summary(summary))

@@ -720,7 +720,7 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
         return self.client.subgaussian.proxy * self.queries.left.square().sum(1)
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        return self.client.collect_crowd(self.queries.right.mT, self.summary(x), draws)
+        return self.client.collect_crowd(self.queries.right.mT, self.summary_unchecked(x), draws)
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: Shape) -> Tally:
         crowd = Crowd.shared(self.queries.right.mT, summary)

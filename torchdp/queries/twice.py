@@ -103,7 +103,7 @@ class Twice(FactoredProtocol, MessageProtocol[Tensor, Tensor]):
         return Tally(len(messages), sums)
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        counts = self.summary(x)
+        counts = self.summary_unchecked(x)
         vectors = self.queries.right.mT
         collect = self.randomizer.collect_crowd
         return Tally(len(x), {name: collect(vectors, counts, draws)["sum"] for name in self.layout})

@@ -255,7 +255,7 @@ class RowsProtocol(Protocol[SecondMoments]):
         labels = x[:, -1:].clamp(-self.label_bound, self.label_bound)
         return torch.cat([rows, labels], 1)
 
-    def summary(self, x: Tensor) -> SecondMoments:
+    def summary_unchecked(self, x: Tensor) -> SecondMoments:
         """The second moments of [A b], clipped."""
         parts = x.split(rows_at_once(x.shape[1]))
         # Clipped part by part: no second table is held.

@@ -269,7 +269,7 @@ class Round(MessageProtocol[Tensor, Tensor]):
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         """Summed type by type."""
-        counts = self.summary(x)
+        counts = self.summary_unchecked(x)
         sums = {}
         for name, message in self.sent.items():
             sums[name] = message.client.collect_crowd(message.shown, counts, draws)["sum"]
