@@ -327,15 +327,7 @@ class OfCovariance(Question):
                 delta,
             )
             return "numbers and products, shuffled", mixed
-        # Noise in proportion to each column's width, whatever its unit: the rounded shape of the
-        # cube [-1, 1]^d, stretched to the box.
-        half = (box.high - box.low) / 2
-        middle = box.low + half
-        one = torch.ones_like(half)
-        even = domains.round_shape(domains.Box(-one, one), 2.0)
-        root = half[:, None] * even.root
-        shape = replace(even, root=root, centre=middle, support=middle + half * even.support)
-        noisy = mean.GaussianCovariance.calibrated(box, shape, delta=delta, epsilon=terms.epsilon)
+        noisy = mean.GaussianCovariance.tuned(box, delta=delta, epsilon=terms.epsilon)
         return "Gaussian noise", noisy
 
     @property
