@@ -57,8 +57,10 @@ from torchdp.queries.learn import (
     stumps,
     thresholds,
 )
+from torchdp.queries.marginals import CentralMarginals
 from torchdp.queries.oracle import LocalFactorization, LocalOracle
 from torchdp.queries.protocol import FactoredQueries
+from torchdp.queries.quantiles import QuantileEstimate, Quantiles, bins_of
 from torchdp.queries.release import (
     Answers,
     CentralRelease,
@@ -72,16 +74,20 @@ from torchdp.queries.statistics import (
     Correlation,
     Covariance,
     EnergyDistance,
+    GroupMean,
     KendallB,
     MeanDiscrepancy,
     Spearman,
+    TrimmedMean,
 )
 from torchdp.queries.twice import Twice
+from torchdp.queries.unknown import UnknownCategories
 
 __all__ = [
     "Answers",
     "CentralFactorization",
     "CentralLaplace",
+    "CentralMarginals",
     "CentralRelease",
     "Channel",
     "ConceptClass",
@@ -91,6 +97,7 @@ __all__ = [
     "FactoredQueries",
     "Fit",
     "FittedOracle",
+    "GroupMean",
     "KendallB",
     "Linear",
     "LocalFactorization",
@@ -98,13 +105,18 @@ __all__ = [
     "MeanDiscrepancy",
     "MessageRelease",
     "PrivateLearner",
+    "QuantileEstimate",
+    "Quantiles",
     "Question",
     "SecureQueries",
     "Several",
     "ShareFunction",
     "ShuffledQueries",
     "Spearman",
+    "TrimmedMean",
     "Twice",
+    "UnknownCategories",
+    "bins_of",
     "choose",
     "conjunctions",
     "fitted",
