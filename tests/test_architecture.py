@@ -59,7 +59,7 @@ MAY_IMPORT = dict.fromkeys(FLOOR, frozenset()) | {
     "mean": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers", "domains"},
     "training": FLOOR
     | {"kernels", "privacy", "protocol", "workloads", "factorization", "density", "sketching"},
-    "sklearn": FLOOR | {"privacy", "density", "randomizers", "regression"},
+    "sklearn": FLOOR | {"privacy", "protocol", "density", "randomizers", "regression"},
     "cli": FLOOR
     | {
         "kernels",

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp import discrete_laplace as laplace
 from torchdp.brief import Brief
-from torchdp.kernels.inversion import truncated_laplace
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model, Neighbours
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol.frames import sampled_rows
-from torchdp.rounded import Guide, guide
+from torchdp.rounded import Guide
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,7 +91,7 @@ class UnknownCategories(Brief):
 
     @cached_property
     def _noise(self) -> Guide:
-        return guide(truncated_laplace, (self.rate, self.reach), "cpu")
+        return laplace.truncated(self.rate, self.reach)
 
     def chance(self, n: Tensor) -> Tensor:
         """P(a category of n users is named), of the shape of ``n``."""
