@@ -97,10 +97,7 @@ def test_guarantee_a_replaced_row_moves_the_release_as_far_as_its_noise_is_made_
     assert (beyond.value - first.value).abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("intercept", [True, False])
-def test_guarantee_gradients_of_a_logistic_regression_are_one_gaussian_mechanism(
-    intercept, monkeypatch
-):
+def test_guarantee_gradients_of_a_logistic_regression_are_one_gaussian_mechanism(monkeypatch):
     """Two users as far apart as any, at weights that are wrong about both: sum of mu^2."""
     noise = []
     kept = RoundedSum.released
@@ -110,19 +107,13 @@ def test_guarantee_gradients_of_a_logistic_regression_are_one_gaussian_mechanism
         return kept(self, *given)
 
     monkeypatch.setattr(RoundedSum, "released", recorded)
-    PrivateLogisticRegression(**BUDGET, fit_intercept=intercept, steps=7).fit(
-        [[2.0, 0.0], [-2.0, 0.0], [0.0, 2.0]], [0, 1, 0]
-    )
-    # So steep that two rows on either side of a line are sure of either class, both wrong; without
-    # a constant two opposite rows of one side, sure of one class.
-    small, large = 1e-3, math.sqrt(1 - 1e-6)
-    steep = torch.zeros(2 + intercept, 2, dtype=torch.float64)
-    steep[1, 0] = 1e6
-    row = torch.tensor([[large, small, 1.0][: 2 + intercept]], dtype=torch.float64)
-    turn = torch.tensor([1.0, -1.0, 1.0] if intercept else [-1.0, 1.0]).double()
-    label = torch.eye(2, dtype=torch.float64)
+    PrivateLogisticRegression(**BUDGET, steps=7).fit([ALONG, ACROSS], [0, 1])
+    # So steep that two rows on either side of a line are sure of either class, both wrong.
+    steep = torch.tensor([[0.0, 0.0], [1e6, 0.0], [0.0, 0.0]]).double()
+    row = torch.tensor([[math.sqrt(1 - 1e-6), 1e-3, 1.0]]).double()
+    label = torch.eye(2).double()
     one = ours._gradient(steep, row, label[1:])
-    other = ours._gradient(steep, row * turn, label[:1] if intercept else label[1:])
+    other = ours._gradient(steep, row * torch.tensor([1, -1, 1]), label[:1])
     apart = float((one - other).norm())
     mu = math.sqrt(sum((apart / sigma) ** 2 for sigma in noise))
     allowed = 1 / privacy.gaussian_sigma(0.5, 1e-5)
@@ -139,10 +130,6 @@ def test_a_logistic_regression_finds_the_line():
     w = model.coef_[1] - model.coef_[0]
     assert np.allclose([*w, np.diff(model.intercept_)[0]], [4, -4, 1], atol=0.6)
     assert abs(model.predict_proba(X)[:, 1].mean() - (y == "yes").mean()) < 0.02
-    assert ((model.decision_function(X) > 0) == (model.predict(X) == "yes")).all()
-    three = PrivateLogisticRegression(epsilon=1e4, bound=1.5, random_state=1, steps=300)
-    three.fit(X, (X[:, 0] > 0.4).astype(int) + (X[:, 0] > -0.4))
-    assert three.score(X, (X[:, 0] > 0.4).astype(int) + (X[:, 0] > -0.4)) > 0.85
     with pytest.raises(ValueError, match="labels that are in classes"):
         PrivateLogisticRegression(epsilon=1.0, bound=1.0, classes=["yes"]).fit(X, y)
 

@@ -239,8 +239,6 @@ class PrivateLogisticRegression(base.ClassifierMixin, Curated):
         classes: all labels that there can be, public; others in y are refused. None: those of y,
             which then are public.
         steps: each a release of one gradient, under noise of deviation in proportion to sqrt steps.
-        alpha: weight of |w|^2/2 beside the mean loss.
-        fit_intercept: a column of the constant ``bound`` is added.
 
     After ``fit``: ``coef_`` (classes, d), ``intercept_``, ``classes_``, ``guarantee_``. Raises
     ValueError.
@@ -254,21 +252,18 @@ class PrivateLogisticRegression(base.ClassifierMixin, Curated):
 
     classes: Any = None
     steps: int = 50
-    alpha: float = 0.0
-    fit_intercept: bool = True
 
     def fit(self, X: Any, y: Any) -> "PrivateLogisticRegression":
         """X: (n, d); y: (n,), of any labels."""
         rows, y, seeded = self._given(X, y)
         steps = checks.integer("steps", self.steps, 1)
-        alpha = checks.non_negative("alpha", self.alpha)
         self.classes_, labels = _labelled(y, self.classes)
-        constant = torch.ones(len(rows), int(self.fit_intercept), dtype=torch.float64)
-        rows = torch.cat([rows / self.bound, constant], 1)
+        # In units of the bound, beside a constant 1.
+        rows = torch.nn.functional.pad(rows / self.bound, (0, 1), value=1.0)
         chosen = torch.nn.functional.one_hot(labels, len(self.classes_)).double()
         weights = torch.zeros(rows.shape[1], len(self.classes_), dtype=torch.float64)
-        # Of x, (1 + fit_intercept)^{1/2}, and of p - e_y, 2^{1/2}; slack for their rounding.
-        norm = math.sqrt(2 * (1 + self.fit_intercept)) * (1 + SLACK)
+        # Of x and the constant 2^{1/2}, of p - e_y 2^{1/2}; slack for their rounding.
+        norm = 2 * (1 + SLACK)
         multiplier = gaussian_sigma(self.epsilon, self.delta * ROUNDED)
         size = weights.numel()
         # As many Gaussian mechanisms of mu/steps^{1/2} are one of mu.
@@ -280,22 +275,16 @@ class PrivateLogisticRegression(base.ClassifierMixin, Curated):
             blocks = zip(rows.split(BLOCK), chosen.split(BLOCK), strict=True)
             whole = sums.blocks((_gradient(ahead, *block).flatten() for block in blocks), len(rows))
             gradient = sums.released(whole, draws).view_as(weights) / len(rows)
-            following = ahead - gradient - alpha * ahead
+            following = ahead - gradient
             ahead = following + MOMENTUM * (following - weights)
             weights = following
             if step >= steps // 2:
                 kept += weights
         mean = (kept / (steps - steps // 2)).mT.numpy()
-        d = self.n_features_in_
-        self.coef_ = mean[:, :d] / self.bound
-        self.intercept_ = mean[:, d:].sum(1)
+        self.coef_ = mean[:, :-1] / self.bound
+        self.intercept_ = mean[:, -1]
         self.guarantee_ = released_guarantee(multiplier, self.delta, steps * size)
         return self
-
-    def decision_function(self, X: Any) -> np.ndarray:
-        """(n, d) -> (n, classes); of two classes (n,), of the second."""
-        scores = cast(np.ndarray, self._checked(X) @ self.coef_.T + self.intercept_)
-        return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """(n, d) -> (n, classes)."""

@@ -132,6 +132,7 @@ class TestLocalQuantiles(Queries, RelayContract):
 
 
 class TestCentralMarginals(Unbiased, Contract):
+    stacked = False
     protocol = CentralMarginals(4, 2, 1.0, 1e-6)
     x = torch.tensor([[0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 1]]).repeat(8, 1)
     bad: ClassVar = [torch.full((2, 4), 2.0), torch.zeros(3, 3), torch.zeros(4)]

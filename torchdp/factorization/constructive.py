@@ -341,23 +341,21 @@ class MarginalFactorization:
                 f"normals must hold one number for each of {len(codes)} sets, "
                 f"not {tuple(normals.shape)}"
             )
-        kept = normals[1:] if self.shift else normals
-        return sigma * self.sensitivity * self.decode(sets, kept)
+        return sigma * self.sensitivity * self.decode(sets, normals)
 
     def encode(self, sets: Tensor, x: Tensor) -> Tensor:
         """R_T(x) of these tables' sets T, as ``subsets`` names them: (*batch, u), float64.
 
-        x: (*batch, d), zeros and ones. With a shift the empty set, the first, is left out.
+        x: (*batch, d), zeros and ones. With a shift the empty set, the first, has 0.
         """
         codes, _ = self.subsets(sets)
+        places = (self.d + 1) ** torch.arange(self.order, device=sets.device)
+        bits = codes[:, None] // places % (self.d + 1)  # (u, l), 0 stands for none
         signs = torch.cat([torch.ones_like(x[..., :1]), 1 - 2 * x], -1).double()
-        parities = signs.new_ones(*x.shape[:-1], len(codes))
-        sizes = torch.zeros_like(codes)
-        for place in range(self.order):
-            bit = codes // (self.d + 1) ** place % (self.d + 1)  # 0 stands for none
-            parities = parities * signs[..., bit]
-            sizes += bit > 0
-        return (parities * self._by_size(1.0)[sizes].to(x.device))[..., int(self.shift) :]
+        encoded = self.scales.to(x.device)[(bits > 0).sum(1)]
+        for bit in bits.mT:
+            encoded = encoded * signs[..., bit]
+        return encoded
 
     def decode(self, sets: Tensor, encoded: Tensor) -> Tensor:
         """L y of the tables: y (*batch, u), as ``encode`` has them, to (*batch, tables, 2^order).
@@ -365,25 +363,19 @@ class MarginalFactorization:
         With a shift the tables' means, 2^-order, are to be added.
         """
         _, index = self.subsets(sets)
-        y = encoded.double()
-        if self.shift:
-            y = torch.cat([torch.zeros_like(y[..., :1]), y], -1)
         inside = _bits(self.order, sets.device)
-        weighted = y[..., index] * self._by_size(-1.0)[inside.sum(-1).cpu()].to(y.device)
+        scales = self.scales.to(sets.device)[inside.sum(-1)]
+        weighted = encoded.double()[..., index] * torch.where(scales > 0, 1 / scales, 0.0)
         bits = inside.double()
         signs = 1.0 - 2.0 * ((bits @ bits.T) % 2)  # chi_T(y)
         return weighted @ signs / 2**self.order
 
     @property
-    def scales(self) -> dict[int, float]:
-        """sigma_k^{1/2}, of each size k of the sets."""
-        return {k: math.sqrt(self._sigma(k)) for k in self._sizes}
-
-    def _by_size(self, power: float) -> Tensor:
-        """``scales`` to a power, (order + 1,); with a shift 0 for the empty set."""
+    def scales(self) -> Tensor:
+        """sigma_k^{1/2} by the size k of a set, (order + 1,); with a shift 0 of the empty one."""
         scales = torch.zeros(self.order + 1, dtype=torch.float64)
-        for k, scale in self.scales.items():
-            scales[k] = scale**power
+        for k in self._sizes:
+            scales[k] = math.sqrt(self._sigma(k))
         return scales
 
     @property

@@ -265,14 +265,7 @@ class GaussianCovariance(GaussianRelease):
     """
 
     @classmethod
-    def tuned(
-        cls,
-        domain: Box,
-        *,
-        delta: float,
-        epsilon: float | None = None,
-        rho: float | None = None,
-    ) -> "GaussianCovariance":
+    def tuned(cls, domain: Box, *, epsilon: float, delta: float) -> "GaussianCovariance":
         """``calibrated``, of noise in proportion to each column's width, whatever its unit.
 
         domain: a box; of one column its covariance is the variance. Raises ValueError, TypeError.
@@ -285,7 +278,7 @@ class GaussianCovariance(GaussianRelease):
         middle = domain.low + half
         root = half[:, None] * even.root
         shape = replace(even, root=root, centre=middle, support=middle + half * even.support)
-        return cls.calibrated(domain, shape, delta=delta, epsilon=epsilon, rho=rho)
+        return cls.calibrated(domain, shape, delta=delta, epsilon=epsilon)
 
     @cached_property
     def root(self) -> Tensor:

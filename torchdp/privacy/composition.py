@@ -88,8 +88,8 @@ def compose(guarantees: Iterable[Guarantee], delta: float | None = None) -> Guar
 def for_groups(guarantee: Guarantee, size: int) -> Guarantee:
     """What ``size`` users who change together are promised, or one who holds so many rows.
 
-    Of Gaussian noise its mu times size, at the same delta; of delta = 0 epsilon times size; of
-    others also delta times 1 + e^epsilon + ... + e^((size - 1) epsilon).
+    Of Gaussian noise its mu times size, at the same delta; of others epsilon times size, and delta
+    times 1 + e^epsilon + ... + e^((size - 1) epsilon).
 
     Args:
         guarantee: for one user, or one row.
@@ -103,23 +103,18 @@ def for_groups(guarantee: Guarantee, size: int) -> Guarantee:
     """
     alike([guarantee])
     size = checks.integer("size", size, 1)
-    if size == 1:
-        return guarantee
-    variation = guarantee.variation
     epsilon = size * guarantee.epsilon
     mu = None
-    if guarantee.mu is not None:
-        mu = size * guarantee.mu
-        delta = checks.fraction("delta", guarantee.delta)
-        epsilon = gaussian_epsilon(mu, delta, variation)
-    elif guarantee.pure:
-        # Near a mechanism of delta = 0, whose own group promise it is: no delta is multiplied.
-        delta = (1 + math.exp(min(epsilon, 700.0))) * variation * (1 + 1e-6)
-    else:
+    variation = 0.0
+    if guarantee.mu is None:
         steps = [math.exp(min(step * guarantee.epsilon, 700.0)) for step in range(size)]
         delta = guarantee.delta * math.fsum(steps) * (1 + 1e-12)
-        variation = 0.0
-    delta = checks.below_one(f"delta for groups of {size}", delta)
+        delta = checks.below_one(f"delta for groups of {size}", delta)
+    else:
+        mu = size * guarantee.mu
+        delta = guarantee.delta
+        variation = guarantee.variation
+        epsilon = gaussian_epsilon(mu, checks.fraction("delta", delta), variation)
     return replace(
         guarantee,
         epsilon=epsilon,

@@ -81,41 +81,30 @@ def rows_of(x: Any, held: Held, name: str = "x") -> Tensor:
     return torch.from_numpy(rows)
 
 
-def sampled_rows(
-    table: "pd.DataFrame", user: str, most: int, *, fill: bool = True, seed: int | None = None
-) -> "pd.DataFrame":
-    """``most`` rows of each user, drawn at random: what one person adds is then bounded.
+def sampled_rows(table: "pd.DataFrame", user: str, most: int) -> "pd.DataFrame":
+    """``most`` rows of each user, drawn at random with replacement: what one person adds is bounded.
 
-    Users with fewer rows have theirs repeated, so that each counts the same and the number of rows
-    is ``most`` times that of the users, who alone are public. What is released of the rows at a
-    guarantee is private for users at ``privacy.for_groups(guarantee, most)``.
+    Each user then counts the same, and the number of rows is ``most`` times that of the users, who
+    alone are public. What is released of the rows at a guarantee is private for users at
+    ``privacy.for_groups(guarantee, most)``.
 
     Args:
         table: a row for each event.
         user: the column that says whose it is; a missing one is refused.
         most: rows of each, >= 1, public.
-        fill: False leaves users with fewer rows theirs, for what counts on no number of rows.
-        seed: of the draw, which need not be secret; None: the system's.
 
     Raises TypeError, ValueError.
     """
-    import pandas as pd
-
-    checks.instance("table", table, pd.DataFrame)
     most = checks.integer("most", most, 1)
     if user not in table.columns:
         raise ValueError(f"user must name a column of the table, not {user!r}")
     _refuse_missing(table[user], f"column {user!r}")
-    shuffled = table.sample(frac=1, random_state=np.random.default_rng(seed))
-    order, _ = pd.factorize(shuffled[user], sort=False)
-    rows = np.argsort(order, kind="stable")
-    sizes = np.bincount(order)
-    starts = np.cumsum(sizes) - sizes
-    turns = np.arange(most)
-    taken = starts[:, None] + turns % sizes[:, None]
-    if not fill:
-        taken = taken[turns < sizes[:, None]]
-    return shuffled.iloc[rows[taken.ravel()]]
+    return table.groupby(user, observed=True).sample(most, replace=True, random_state=generator())
+
+
+def generator() -> np.random.Generator:
+    """Keyed by the system: of draws that need not be secret, and not be repeated."""
+    return np.random.default_rng()
 
 
 def categories(x: Any) -> Any:

@@ -6,7 +6,7 @@ R_T(x) and L as of ``factorization.MarginalFactorization``.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, reduce
 
 import torch
@@ -58,9 +58,7 @@ class CentralMarginals(CuratorProtocol[Crowd]):
     def __post_init__(self) -> None:
         checks.keep(self, epsilon=checks.positive, delta=checks.fraction)
         checks.validated(self, "factors")
-        parities = sum(math.comb(self.d, k) for k in range(1, self.order + 1))
         checks.fits("tables", math.comb(self.d, self.order), 2**self.order, copies=4)
-        checks.fits("parities", parities, self.order, copies=4)
 
     @cached_property
     def factors(self) -> MarginalFactorization:
@@ -87,30 +85,27 @@ class CentralMarginals(CuratorProtocol[Crowd]):
         """The largest of two users' encodings."""
         squares = []
         for h in range(1, self.d + 1):
-            terms = []
-            for k, scale in self.factors.scales.items():
+            square = 0.0
+            for k, scale in enumerate(self.factors.scales.tolist()):
                 odd = range(1, k + 1, 2)
                 sets = sum(math.comb(h, j) * math.comb(self.d - h, k - j) for j in odd)
-                terms.append(4 * scale**2 * sets)
-            squares.append(math.fsum(terms))
+                square += (2 * scale) ** 2 * sets
+            squares.append(square)
         return math.sqrt(max(squares)) * (1 + ROUNDING)
-
-    @cached_property
-    def multiplier(self) -> float:
-        """sigma for a distance of 1: the rest of delta pays for the tables of the draws."""
-        return gaussian_sigma(self.epsilon, self.delta * ROUNDED)
 
     @cached_property
     def sums(self) -> RoundedSum:
         """Of the users' encodings, and its noise."""
-        numbers = len(self.factors.subsets(self.sets)[0]) - 1
+        codes, _ = self.factors.subsets(self.sets)
         norm = self.factors.sensitivity * (1 + ROUNDING)
-        return RoundedSum.least(self.multiplier, self.distance, norm, numbers)
+        # The rest of delta pays for the tables of the draws.
+        multiplier = gaussian_sigma(self.epsilon, self.delta * ROUNDED)
+        return RoundedSum.least(multiplier, self.distance, norm, len(codes))
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        real = released_guarantee(self.multiplier, self.delta, self.sums.size)
-        return replace(real, epsilon=self.epsilon, exact=False)
+        multiplier = self.sums.sigma / self.sums.sensitivity
+        return released_guarantee(multiplier, self.delta, self.sums.size)
 
     @property
     def layout(self) -> Layout:
@@ -128,34 +123,26 @@ class CentralMarginals(CuratorProtocol[Crowd]):
         whole = self.sums.blocks(self._blocks(summary), summary.n)
         return Tally(summary.n, {"sum": self.sums.released(whole, draws, shape)})
 
-    def _tables(self, sums: Tensor, n: float | Tensor) -> Tensor:
-        return self.factors.decode(self.sets, sums / n) + 2.0**-self.order
+    def _tables(self, sums: Tensor, n: Users) -> Tensor:
+        return self.factors.decode(self.sets, sums / broadcast_users(n, 1)) + 2.0**-self.order
 
     def analyse(self, tally: Tally) -> Estimate:
-        value = self._tables(self.check(tally)["sum"], tally.users(1))
-        variance = self._variance(tally.n)
-        found = Estimate(value, variance.sqrt().expand_as(value), tally.n, limits=(0.0, 1.0))
+        value = self._tables(self.check(tally)["sum"], tally.n)
+        error = self._mse(tally.n).sqrt().expand_as(value)
+        return Estimate(value, error, tally.n, limits=(0.0, 1.0))
 
-        def population() -> Estimate:
-            share = value.clamp(0, 1)
-            return found.with_sampling(share * (1 - share) / tally.users(2))
-
-        return replace(found, population=population)
-
-    def _variance(self, n: Users) -> Tensor:
-        """Of a cell's share, (*batch, 1, 1)."""
-        users = torch.as_tensor(broadcast_users(n, 2), dtype=torch.float64)
-        return (self.sums.sigma * self.factors.row_norm / users).square()
+    def _mse(self, n: Users) -> Tensor:
+        """Of every cell's share, (*batch, tables, cells)."""
+        each = torch.full((len(self.sets), 2**self.order), self.sums.sigma, dtype=torch.float64)
+        return (each * self.factors.row_norm / broadcast_users(n, 2)).square()
 
     def exact(self, summary: Crowd) -> Tensor:
         crowd = self.validate_summary(summary)
-        return self._tables(reduce(torch.add, self._blocks(crowd)), broadcast_users(crowd.n, 1))
+        return self._tables(reduce(torch.add, self._blocks(crowd)), crowd.n)
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
-        n = self.validate_summary(summary).n
-        cells = (len(self.sets), 2**self.order)
-        return self._variance(n).expand(*summary.counts.shape[:-1], *cells)
+        return self._mse(self.validate_summary(summary).n)
 
     def worst_unchecked(self, n: Users, objective: Objective) -> Tensor:
-        """The same for all data."""
-        return self._variance(n).squeeze()
+        """The same for all data and cells."""
+        return self._mse(n)[..., 0, 0]

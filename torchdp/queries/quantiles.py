@@ -4,55 +4,46 @@ Notation: F, (*batch, k + 1), the shares of users below the edges of k bins; p, 
 whose quantiles are asked; straight in each bin, F^-1 is the quantile function.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchdp import checks, workloads
-from torchdp.brief import Brief
 from torchdp.protocol import Estimate, Objective, Tally, Users
 from torchdp.protocol.frames import Rows, rows_of
 from torchdp.protocol.interval import Ends
 from torchdp.protocol.records import tensor_of
-from torchdp.queries.channel import Channel, Question
-from torchdp.queries.statistics import rising, slopes
+from torchdp.queries.channel import Channel
+from torchdp.queries.statistics import InBins
 
-# In F: what a bin without users counts as.
+# In F: what a bin without users, or an error of none, counts as.
 RESOLUTION = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
-class Quantiles(Question, Brief):
-    """The numbers below which given shares of the users lie; users of a bin are evenly in it.
+class Quantiles(InBins):
+    """The numbers below which given shares of the users lie.
 
     Args:
-        edges: of the bins, (k + 1,), rising and public; ``bins_of`` finds a number's.
-        shares: each in (0, 1); .5 is the median.
+        edges: as of ``InBins``.
+        shares: (q,), each in (0, 1), a tensor or numbers; .5 is the median.
 
     Raises TypeError, ValueError.
 
     Source: Woodruff (1952), for the intervals.
     """
 
-    edges: Tensor
-    shares: Sequence[float] = (0.5,)
+    shares: Any = (0.5,)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "edges", rising("edges", self.edges))
-        shares = checks.instance("shares", self.shares, Sequence)
-        if not shares:
-            raise ValueError("shares must hold one share at least, such as .5 for the median")
-        object.__setattr__(self, "shares", tuple(checks.fraction("shares", p) for p in shares))
-
-    @property
-    def types(self) -> int:
-        return len(self.edges) - 1
-
-    @property
-    def histograms(self) -> Tensor:
-        return torch.stack(slopes(self.types))
+        super().__post_init__()
+        shares = torch.as_tensor(self.shares, dtype=torch.float64).clone()
+        if checks.shaped("shares", shares, "q").min() <= 0 or not shares.max() < 1:
+            raise ValueError(f"shares must be in (0, 1), .5 for the median, not {self.shares}")
+        object.__setattr__(self, "shares", shares)
 
     def queries(self, distinct: bool) -> Tensor:
         """F at the inner edges: at the outer ones it is 0 and 1."""
@@ -62,13 +53,24 @@ class Quantiles(Question, Brief):
         return QuantileAnalyst(self, channel)
 
     def of(self, F: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """F^-1 of p (*batch, q), the upper edge of its bin, and where in the bin it lies."""
-        upper = torch.searchsorted(F.contiguous(), p.contiguous()).clamp(1, self.types)
+        """F^-1 of p (..., q), the upper edge of its bin, and where in the bin it lies."""
+        upper = 1 + (F[..., None, 1:-1] < p[..., None]).sum(-1)
         low = F.gather(-1, upper - 1)
         mass = F.gather(-1, upper) - low
         inside = ((p - low) / mass.clamp_min(RESOLUTION)).clamp(0, 1)
-        edge = self.edges[upper - 1]
-        return edge + inside * (self.edges[upper] - edge), upper, inside
+        return torch.lerp(self.edges[upper - 1], self.edges[upper], inside), upper, inside
+
+    def around(self, low: Tensor, high: Tensor, value: Tensor) -> Ends:
+        """The edges between which quantiles lie, by the ends of F's intervals at inner edges.
+
+        From the first bin whose upper end may have the share below it to the last whose lower end
+        may; noise may exclude every bin, but the value is always inside.
+        """
+        p = self.shares[:, None]
+        first = (at_edges(high)[..., None, 1:] >= p).int().argmax(-1)
+        last = (at_edges(low)[..., None, :-1] <= p).flip(-1).int().argmax(-1)
+        lowest = torch.minimum(self.edges[first], value)
+        return lowest, torch.maximum(self.edges[self.types - last], value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,9 +85,10 @@ class QuantileAnalyst:
     channel: Channel
 
     def analyse(self, tally: Tally) -> "QuantileEstimate":
-        shares = self.channel.analyse(tally)
+        F = self.channel.analyse(tally)
         value, error, _ = self._heard(tally)
-        return QuantileEstimate.of(self.question, shares, value, error)
+        asked = self.question
+        return QuantileEstimate(value, error, F.n, stretch=F.stretch, question=asked, below=F)
 
     def expansion(self, tally: Tally) -> tuple[Tensor, None]:
         return self._heard(tally)[2], None
@@ -94,88 +97,62 @@ class QuantileAnalyst:
         F = self.channel.mean(tally)
         # Between the least function that rises over F, and the largest below it.
         below = F.flip(-1).cummin(-1).values.flip(-1)
-        rising = (F.cummax(-1).values + below).clamp(0, 2) / 2
-        return self._read(_all_edges(rising), self.channel.plausible(tally))
+        middle = (F.cummax(-1).values + below).clamp(0, 2) / 2
+        return self._read(middle, self.channel.plausible(tally))
 
-    def _read(self, F: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """F^-1(p), its standard error and its slope in F at the inner edges, (*batch, q, k - 1).
+    def _read(self, inner: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """F^-1(p), its standard error and its slope in F, (*batch, q, k - 1).
 
-        covariance: of F there.
+        inner: F at the inner edges; covariance: its own.
         """
-        p = F.new_tensor(self.question.shares).expand(*F.shape[:-1], -1)
+        F = at_edges(inner)
+        p = self.question.shares
         value, upper, inside = self.question.of(F, p)
-        k = self.question.types
-        weights = F.new_zeros(*upper.shape, k + 1)
-        weights = weights.scatter(-1, upper[..., None] - 1, 1 - inside[..., None])
-        weights = weights.scatter(-1, upper[..., None], inside[..., None])[..., 1:-1]
+        eye = torch.eye(F.shape[-1]).to(F)
+        weights = torch.lerp(eye[upper - 1], eye[upper], inside[..., None])[..., 1:-1]
         s = ((weights @ covariance) * weights).sum(-1).clamp_min(0).sqrt()
-        low = self.question.of(F, (p - s).clamp(0, 1))[0]
-        high = self.question.of(F, (p + s).clamp(0, 1))[0]
+        low, *_ = self.question.of(F, p - s)
+        high, *_ = self.question.of(F, p + s)
         error = (high - low) / 2
-        slope = -weights * (error / s.clamp_min(RESOLUTION))[..., None]
-        return value, error, slope
+        return value, error, -weights * (error / s.clamp_min(RESOLUTION))[..., None]
 
     def exact(self, summary: Tensor) -> Tensor:
-        return self._of_users(summary)[0]
+        value, *_ = self.question.of(at_edges(self.channel.exact(summary)), self.question.shares)
+        return value
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
-        return self._of_users(summary)[1].square()
-
-    def _of_users(self, summary: Tensor) -> tuple[Tensor, ...]:
-        counts = checks.users("summary", summary, self.question.types).double()
-        return self._read(_all_edges(self.channel.exact(summary)), self.channel.covariance(counts))
+        inner = self.channel.exact(summary)
+        _, error, _ = self._read(inner, self.channel.covariance(summary.double()))
+        return error.square()
 
     def worst_mse(self, n: Users, objective: Objective) -> Tensor:
-        """No bound is known but the range."""
-        edges = self.question.edges
-        return (edges[-1] - edges[0]).square().expand(tensor_of(n).shape)
+        """No bound is known: inf."""
+        return torch.full_like(tensor_of(n), torch.inf, dtype=torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class QuantileEstimate(Estimate):
     """Quantiles, whose intervals end at edges of bins.
 
-    shares: F's own estimate. An interval holds the quantile where F at both ends of its bin lies in
+    below: F's own estimate. An interval holds the quantile where F at both ends of its bin lies in
     its own interval, one side of each: at least as often as ``level`` says. Several hold together
     by Bonferroni's inequality.
     """
 
     question: Quantiles = field(kw_only=True)
-    shares: Estimate = field(kw_only=True)
+    below: Estimate = field(kw_only=True)
 
-    @staticmethod
-    def of(
-        question: Quantiles, shares: Estimate, value: Tensor, error: Tensor
-    ) -> "QuantileEstimate":
-        def population() -> "QuantileEstimate":
-            # F's own errors grow by the sampling, the quantile's in proportion.
-            whole = shares.of_population()
-            ratio = (whole.standard_error / shares.standard_error).amax(-1, keepdim=True)
-            return replace(found, standard_error=error * ratio, shares=whole, sampled=True)
-
-        found = QuantileEstimate(
-            value,
-            error,
-            shares.n,
-            stretch=shares.stretch,
-            population=population,
-            question=question,
-            shares=shares,
-        )
-        return found
+    def of_population(self) -> "QuantileEstimate":
+        whole = self.below.of_population()
+        # At most: errors of F grow by the sampling, and a quantile's in proportion.
+        ratio = (whole.standard_error / self.below.standard_error).amax(-1, keepdim=True)
+        error = self.standard_error * ratio
+        return replace(self, standard_error=error, below=whole, sampled=True)
 
     def ends(self, z: float | Tensor) -> Ends:
         if isinstance(z, Tensor) and z.ndim:
             z = z.amax(-1, keepdim=True)
-        low, high = self.shares.ends(z)
-        p = low.new_tensor(self.question.shares)[:, None]
-        edges = self.question.edges
-        # The first bin whose upper end may have the share below it, the last whose lower end may.
-        first = (_all_edges(high)[..., None, 1:] >= p).int().argmax(-1)
-        last = (_all_edges(low)[..., None, :-1] <= p).flip(-1).int().argmax(-1)
-        # Noise may exclude every bin: the value stands in its interval all the same.
-        lowest = torch.minimum(edges[first], self.value)
-        return lowest, torch.maximum(edges[self.question.types - last], self.value)
+        return self.question.around(*self.below.ends(z), self.value)
 
     def together(self, level: float = 0.95) -> Ends:
         level = checks.fraction("level", level)
@@ -194,11 +171,10 @@ def bins_of(edges: Tensor, x: Rows) -> Tensor:
     Raises TypeError, ValueError.
     """
     numbers = checks.floating("x", checks.precise("x", rows_of(x, ())))
-    inner = rising("edges", edges)[1:-1]
+    inner = Quantiles(edges).edges[1:-1]
     return torch.bucketize(numbers, inner.to(numbers.device), right=True)
 
 
-def _all_edges(F: Tensor) -> Tensor:
+def at_edges(inner: Tensor) -> Tensor:
     """F at all edges, of F at the inner ones."""
-    zero = torch.zeros_like(F[..., :1])
-    return torch.cat([zero, F, zero + 1], -1)
+    return pad(pad(inner, (1, 0)), (0, 1), value=1.0)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.brief import Brief
+from torchdp.queries.channel import Question
 from torchdp.queries.function import ShareFunction
 
 # Shares of the second group among the users of the public histograms.
@@ -42,7 +43,7 @@ class Grid(ShareFunction):
     @property
     def histograms(self) -> Tensor:
         """Unrelated columns, each flat, rising or falling; flat ones that rise together, or not."""
-        tables = [torch.outer(row, column) for row in slopes(self.a) for column in slopes(self.b)]
+        tables = [torch.outer(row, column) for row in _slopes(self.a) for column in _slopes(self.b)]
         y = torch.linspace(0, 1, self.a, dtype=torch.float64)
         z = torch.linspace(0, 1, self.b, dtype=torch.float64)
         distances = (y[:, None] - z).abs()
@@ -133,7 +134,7 @@ class TwoGroups(ShareFunction):
     @property
     def histograms(self) -> Tensor:
         """Groups of 30, 50 and 70 %, both flat, or one rising and one falling."""
-        flat, rising, falling = slopes(self.k)
+        flat, rising, falling = _slopes(self.k)
         histograms = []
         for share in SECOND_GROUP:
             for first, second in ((flat, flat), (falling, rising)):
@@ -190,11 +191,36 @@ class MeanDiscrepancy(TwoGroups):
 
 
 @dataclass(frozen=True, eq=False)
-class TrimmedMean(ShareFunction, Brief):
-    """The mean of numbers in bins without the lowest and the highest users; evenly in each bin.
+class InBins(Question, Brief):
+    """Of numbers in bins; users of a bin are evenly in it.
+
+    edges: of the bins, (k + 1,), rising and public; ``bins_of`` finds a number's.
+    """
+
+    edges: Tensor
+
+    def __post_init__(self) -> None:
+        edges = checks.shaped("edges", checks.floating("edges", self.edges), "bins + 1")
+        if len(edges) < 3 or bool((edges.diff() <= 0).any()):
+            raise ValueError("edges must be three numbers or more, each above the one before")
+        object.__setattr__(self, "edges", edges.double().clone())
+
+    @property
+    def types(self) -> int:
+        return len(self.edges) - 1
+
+    @property
+    def histograms(self) -> Tensor:
+        """Flat, rising and falling ones."""
+        return torch.stack(_slopes(self.types))
+
+
+@dataclass(frozen=True, eq=False)
+class TrimmedMean(InBins, ShareFunction):
+    """The mean of numbers in bins without the lowest and the highest users.
 
     Args:
-        edges: of k bins, (k + 1,), rising and public.
+        edges: as of ``InBins``.
         cut: the share of users left out at each end, in (0, 1/2).
 
     Raises TypeError, ValueError.
@@ -202,25 +228,15 @@ class TrimmedMean(ShareFunction, Brief):
     Source: Tukey (1962).
     """
 
-    edges: Tensor
     cut: float = 0.1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "edges", rising("edges", self.edges))
-        checks.keep(self, cut=checks.fraction)
+        super().__post_init__()
         checks.within("cut", self.cut, 0.0, 0.499)
-
-    @property
-    def types(self) -> int:
-        return len(self.edges) - 1
 
     @property
     def limits(self) -> tuple[float, float]:
         return float(self.edges[0]), float(self.edges[-1])
-
-    @property
-    def histograms(self) -> Tensor:
-        return torch.stack(slopes(self.types))
 
     def __call__(self, h: Tensor) -> Tensor:
         edges = self.edges.to(h)
@@ -237,54 +253,7 @@ class TrimmedMean(ShareFunction, Brief):
         return (kept * (edges[:-1] + place * edges.diff())).sum() / (1 - 2 * self.cut)
 
 
-@dataclass(frozen=True, eq=False)
-class GroupMean(ShareFunction, Brief):
-    """The mean of one group's values, of types (group, value): group g's value x is g * k + x.
-
-    Who is in which group is private; ask for all groups by a tuple of these. Groups that are public
-    take ``estimate(..., groups=)``, of less error.
-
-    Args:
-        values: (k,).
-        groups: how many.
-        group: which, from 0.
-
-    Raises TypeError, ValueError.
-    """
-
-    values: Tensor
-    groups: int
-    group: int
-
-    def __post_init__(self) -> None:
-        checks.own(self)
-        values = checks.floating("values", self.values).double()
-        object.__setattr__(self, "values", checks.shaped("values", values, "k"))
-        checks.integer("groups", self.groups, 1)
-        checks.integer("group", self.group, 0, self.groups - 1)
-
-    @property
-    def types(self) -> int:
-        return self.groups * len(self.values)
-
-    @property
-    def limits(self) -> tuple[float, float]:
-        return float(self.values.min()), float(self.values.max())
-
-    def __call__(self, h: Tensor) -> Tensor:
-        own = h.view(self.groups, -1)[self.group]
-        return own @ self.values.to(h) / own.sum()
-
-
-def rising(name: str, edges: Tensor) -> Tensor:
-    """``edges`` of two bins at least, (k + 1,), float64, its own copy. Raises TypeError, ValueError."""
-    edges = checks.shaped(name, checks.floating(name, edges), "bins + 1").double().clone()
-    if len(edges) < 3 or bool((edges.diff() <= 0).any()):
-        raise ValueError(f"{name} must be three numbers or more, each above the one before")
-    return edges
-
-
-def slopes(size: int) -> list[Tensor]:
+def _slopes(size: int) -> list[Tensor]:
     """Flat, rising and falling shares."""
     rising = torch.arange(1, size + 1, dtype=torch.float64)
     rising /= rising.sum()

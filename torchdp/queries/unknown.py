@@ -18,7 +18,7 @@ from torchdp.brief import Brief
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model, Neighbours
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.protocol.frames import sampled_rows
+from torchdp.protocol.frames import generator
 from torchdp.rounded import Guide
 
 if TYPE_CHECKING:
@@ -93,13 +93,16 @@ class UnknownCategories(Brief):
     def _noise(self) -> Guide:
         return laplace.truncated(self.rate, self.reach)
 
+    @cached_property
+    def _tails(self) -> Tensor:
+        """P(X > K - i), i = 0, ..., 2 K + 1."""
+        sizes = torch.arange(-self.reach, self.reach + 1).abs().double()
+        chances = (-self.rate * sizes).exp()
+        return torch.nn.functional.pad((chances / chances.sum()).cumsum(0), (1, 0))
+
     def chance(self, n: Tensor) -> Tensor:
         """P(a category of n users is named), of the shape of ``n``."""
-        a = math.exp(-self.rate)
-        c = (1 - a) / (1 + a - 2 * a ** (self.reach + 1))
-        j = torch.arange(-self.reach, self.reach + 1)
-        above = (j > self.reach - n[..., None]).double()
-        return (above * c * a ** j.abs().double()).sum(-1)
+        return self._tails[n.clamp(max=2 * self.reach + 1)]
 
     def estimate(
         self, x: Any, users: Any | None = None, *, level: float = 0.95, noise: Noise | None = None
@@ -123,13 +126,11 @@ class UnknownCategories(Brief):
         import pandas as pd
 
         level = checks.fraction("level", level)
-        labels = pd.Series(np.asarray(x, object), name=getattr(x, "name", None))
+        labels = pd.Series(np.asarray(x, object), name=getattr(x, "name", "category"))
         if users is not None:
-            rows = pd.DataFrame({"user": np.asarray(users, object), "label": labels.array})
-            rows = rows.dropna().drop_duplicates()
-            labels = sampled_rows(rows, "user", self.contributions, fill=False)["label"].rename(
-                labels.name
-            )
+            rows = pd.DataFrame({0: np.asarray(users, object), 1: labels}).dropna()
+            shuffled = rows.drop_duplicates().sample(frac=1, random_state=generator())
+            labels = shuffled.groupby(0).head(self.contributions)[1].rename(labels.name)
         elif self.contributions > 1:
             raise ValueError("users must be given where contributions are more than 1")
         # In an order of their own: that of the rows would tell who came first.
@@ -138,16 +139,13 @@ class UnknownCategories(Brief):
         self._noise.fill(drawn, source(noise, drawn.device))
         noisy = counts + drawn.numpy()
         value = noisy[noisy > self.reach].sort_values(ascending=False, kind="stable")
-        half = self._half_width(level)
-        error = math.sqrt(self._noise.variance)
-        # Whoever is named has one user at least.
-        low = (value - half).clip(lower=1)
-        columns = {"value": value, "standard_error": error, "low": low, "high": value + half}
+        # P(|X| > t) <= 1 - level: of one side half.
+        half = self.reach + 1 - int((self._tails <= (1 - level) / 2).sum())
+        columns = {
+            "value": value,
+            "standard_error": math.sqrt(self._noise.variance),
+            # Whoever is named has one user at least.
+            "low": (value - half).clip(lower=1),
+            "high": value + half,
+        }
         return pd.DataFrame(columns)
-
-    def _half_width(self, level: float) -> int:
-        """The least t with P(|X| <= t) >= level."""
-        j = torch.arange(self.reach + 1)
-        weights = (-self.rate * j).exp().double() * (1 + (j > 0))
-        within = (weights / weights.sum()).cumsum(0)
-        return min(self.reach, int((within < level).sum()))
