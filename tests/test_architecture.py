@@ -62,7 +62,7 @@ MAY_IMPORT = dict.fromkeys(FLOOR, frozenset()) | {
     | {"kernels", "privacy", "protocol", "workloads", "factorization", "density", "sketching"},
     "session": FLOOR | {"privacy", "protocol", "queries", "workloads"},
     "auditing": FLOOR | {"privacy", "protocol"},
-    "sklearn": FLOOR | {"privacy", "density", "randomizers", "regression"},
+    "sklearn": FLOOR | {"privacy", "protocol", "density", "randomizers", "regression"},
     "cli": FLOOR
     | {
         "kernels",

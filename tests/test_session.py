@@ -92,9 +92,7 @@ def test_data_of_every_kind(kind):
     assert float((found.value - 1 / 3).abs().max()) < 0.02
 
 
-@pytest.mark.parametrize(
-    "question", [HISTOGRAM, height(0.6), workloads.prefix(3).dense()], ids=str
-)
+@pytest.mark.parametrize("question", [HISTOGRAM, height(0.6), workloads.prefix(3).dense()], ids=str)
 def test_guarantee_beyond_the_budget_nothing_is_read(question):
     session = torchdp.Session(Untouched(), epsilon=0.5, delta=1e-6, quiet=True)
     with pytest.raises(ValueError, match=r"left.*epsilon = 0\.5"):

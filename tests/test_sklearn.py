@@ -6,10 +6,13 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from sklearn.utils.estimator_checks import check_estimator
 
 from torchdp import privacy
-from torchdp.sklearn import PrivateClassMeans, PrivatePCA, PrivateRidge
+from torchdp import sklearn as ours
+from torchdp.protocol.rounded_sum import RoundedSum
+from torchdp.sklearn import PrivateClassMeans, PrivateLogisticRegression, PrivatePCA, PrivateRidge
 
 # so little noise that scores are those of the data
 CLEAR = {"epsilon": 1e4, "bound": 10.0, "random_state": 1}
@@ -31,6 +34,7 @@ SIXTY = [1.0, math.sqrt(3)]
         PrivateRidge(**CLEAR, label_bound=10.0, alpha=1e-3),
         PrivatePCA(**CLEAR),
         PrivateClassMeans(**CLEAR),
+        PrivateLogisticRegression(**CLEAR),
     ],
 )
 def test_scikit_learns_own_checks(estimator):
@@ -93,6 +97,43 @@ def test_guarantee_a_replaced_row_moves_the_release_as_far_as_its_noise_is_made_
     assert (beyond.value - first.value).abs().max() < 1e-6
 
 
+def test_guarantee_gradients_of_a_logistic_regression_are_one_gaussian_mechanism(monkeypatch):
+    """Two users as far apart as any, at weights that are wrong about both: sum of mu^2."""
+    noise = []
+    kept = RoundedSum.released
+
+    def recorded(self, *given):
+        noise.append(self.sigma)
+        return kept(self, *given)
+
+    monkeypatch.setattr(RoundedSum, "released", recorded)
+    PrivateLogisticRegression(**BUDGET, steps=7).fit([ALONG, ACROSS], [0, 1])
+    # So steep that two rows on either side of a line are sure of either class, both wrong.
+    steep = torch.tensor([[0.0, 0.0], [1e6, 0.0], [0.0, 0.0]]).double()
+    row = torch.tensor([[math.sqrt(1 - 1e-6), 1e-3, 1.0]]).double()
+    label = torch.eye(2).double()
+    one = ours._gradient(steep, row, label[1:])
+    other = ours._gradient(steep, row * torch.tensor([1, -1, 1]), label[:1])
+    apart = float((one - other).norm())
+    mu = math.sqrt(sum((apart / sigma) ** 2 for sigma in noise))
+    allowed = 1 / privacy.gaussian_sigma(0.5, 1e-5)
+    assert len(noise) == 7
+    assert 0.999 * allowed < mu <= allowed * (1 + 1e-9)
+
+
+def test_a_logistic_regression_finds_the_line():
+    draws = np.random.default_rng(0)
+    X = draws.uniform(-1, 1, (20_000, 2))
+    chance = 1 / (1 + np.exp(-4 * X @ [1.0, -1.0] - 1))
+    y = np.where(draws.random(20_000) < chance, "yes", "no")
+    model = PrivateLogisticRegression(epsilon=2.0, bound=1.5, random_state=1, steps=300).fit(X, y)
+    w = model.coef_[1] - model.coef_[0]
+    assert np.allclose([*w, np.diff(model.intercept_)[0]], [4, -4, 1], atol=0.6)
+    assert abs(model.predict_proba(X)[:, 1].mean() - (y == "yes").mean()) < 0.02
+    with pytest.raises(ValueError, match="labels that are in classes"):
+        PrivateLogisticRegression(epsilon=1.0, bound=1.0, classes=["yes"]).fit(X, y)
+
+
 def test_labels_are_hidden_where_they_are_private():
     X = np.repeat([[1.0], [-1.0]], 300, 0)
     model = PrivateClassMeans(epsilon=50.0, bound=1.0, random_state=1).fit(X, X[:, 0])
@@ -124,6 +165,7 @@ ESTIMATORS = [
     PrivatePCA(**BUDGET),
     PrivateClassMeans(**BUDGET),
     PrivateClassMeans(**BUDGET, label_epsilon=1.0, classes=[0, 1, 2, 3]),
+    PrivateLogisticRegression(**BUDGET, classes=[0, 1, 2, 3], steps=3),
 ]
 RELEASED = {"coef_", "intercept_", "moments_", "components_", "densities_"}
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchdp.draws import Draws
 from torchdp.kernels import inversion
 from torchdp.kernels.normals.exact import arithmetic, joined
-from torchdp.rounded import guide
+from torchdp.rounded import Guide, guide
 
 # Sizes stay below 2^62.
 LEAST_RATE = 2.0**-54
@@ -32,6 +32,14 @@ SURELY = 1 + 2.0**-50
 OF_A_TABLE = 2.0**-113
 # and of a draw of a cluster's size
 OF_A_SIZE = 2.0**-219
+
+
+def truncated(rate: float, reach: int) -> Guide:
+    """What draws Z with P(Z = z) in proportion to e^(-rate |z|) for |z| <= reach, and else 0.
+
+    Raises ValueError.
+    """
+    return guide(inversion.truncated_laplace, (rate, reach), "cpu")
 
 
 def variance(rate: float) -> float:

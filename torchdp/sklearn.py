@@ -24,8 +24,10 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.density import CentralKDE, InnerProduct, ShuffledClasses, class_counts, nearest_centre
-from torchdp.noise import SeededNoise
-from torchdp.privacy import Model
+from torchdp.noise import SeededNoise, source
+from torchdp.privacy import Model, gaussian_sigma
+from torchdp.privacy.gaussian import ROUNDED
+from torchdp.protocol.rounded_sum import BLOCK, RoundedSum, released_guarantee
 from torchdp.randomizers import RandomizedResponse
 from torchdp.regression import GramRelease, adaptive_ridge, top_directions
 from torchdp.regression.errors import shortened
@@ -36,12 +38,16 @@ with checks.needing("torchdp.sklearn", "scikit-learn"):
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, validate_data
 
-__all__ = ["PrivateClassMeans", "PrivatePCA", "PrivateRidge"]
+__all__ = ["PrivateClassMeans", "PrivateLogisticRegression", "PrivatePCA", "PrivateRidge"]
+
+# Of the gradient steps of a logistic regression, and relative slack for rounding of norms.
+MOMENTUM = 0.8
+SLACK = 1e-9
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Curated(base.BaseEstimator):
-    """What the three have in common.
+    """What they have in common.
 
     Args:
         epsilon: > 0.
@@ -194,16 +200,12 @@ class PrivateClassMeans(base.ClassifierMixin, Curated):
     def fit(self, X: Any, y: Any) -> "PrivateClassMeans":
         """X: (n, d); y: (n,), of any labels."""
         rows, y, noise = self._given(X, y)
-        check_classification_targets(y)
         if self.label_epsilon is not None and self.classes is None:
             raise ValueError(
                 "classes must state all labels that there can be, "
                 "since label_epsilon makes y private"
             )
-        self.classes_ = np.unique(y if self.classes is None else self.classes)
-        if not np.isin(y, self.classes_).all():
-            raise ValueError("y must hold labels that are in classes, and no others")
-        labels = torch.from_numpy(np.searchsorted(self.classes_, y))
+        self.classes_, labels = _labelled(y, self.classes)
         response = None
         if self.label_epsilon is not None:
             response = RandomizedResponse(len(self.classes_), self.label_epsilon)
@@ -223,6 +225,90 @@ class PrivateClassMeans(base.ClassifierMixin, Curated):
         # In the unit in which the means were released.
         rows = torch.from_numpy(self._checked(X) / self.bound)
         return self.classes_[nearest_centre(self.densities_, rows).numpy()]
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class PrivateLogisticRegression(base.ClassifierMixin, Curated):
+    """Multinomial logistic regression by noisy gradients of all rows.
+
+    In units of the bound a row x and a constant of 1 have norm sqrt 2, and the gradient of a row's
+    loss, x (p - e_y)^T, norm at most 2: nothing is clipped. Steps of 1, which is 1 over the largest
+    curvature, with momentum; the answer is the mean of the second half of them.
+
+    Args:
+        classes: all labels that there can be, public; others in y are refused. None: those of y,
+            which then are public.
+        steps: each a release of one gradient, under noise of deviation in proportion to sqrt steps.
+
+    After ``fit``: ``coef_`` (classes, d), ``intercept_``, ``classes_``, ``guarantee_``. Raises
+    ValueError.
+
+    Guarantees: (epsilon, delta)-DP for replacing one row and its label, their number public: each
+        gradient moves by twice its largest norm at most, and Gaussian noise of all steps together
+        is one Gaussian mechanism.
+    Source: Bassily, Smith, Thakurta (2014), Algorithm 1, of all rows at each step; Dong, Roth, Su
+    (2022), Corollary 3.3; Balle, Wang (2018), Theorem 8.
+    """
+
+    classes: Any = None
+    steps: int = 50
+
+    def fit(self, X: Any, y: Any) -> "PrivateLogisticRegression":
+        """X: (n, d); y: (n,), of any labels."""
+        rows, y, seeded = self._given(X, y)
+        steps = checks.integer("steps", self.steps, 1)
+        self.classes_, labels = _labelled(y, self.classes)
+        # In units of the bound, beside a constant 1.
+        rows = torch.nn.functional.pad(rows / self.bound, (0, 1), value=1.0)
+        chosen = torch.nn.functional.one_hot(labels, len(self.classes_)).double()
+        weights = torch.zeros(rows.shape[1], len(self.classes_), dtype=torch.float64)
+        # Of x and the constant 2^{1/2}, of p - e_y 2^{1/2}; slack for their rounding.
+        norm = 2 * (1 + SLACK)
+        multiplier = gaussian_sigma(self.epsilon, self.delta * ROUNDED)
+        size = weights.numel()
+        # As many Gaussian mechanisms of mu/steps^{1/2} are one of mu.
+        sums = RoundedSum.least(multiplier * math.sqrt(steps), 2 * norm, norm, size)
+        draws = source(seeded, rows.device)
+        ahead = weights
+        kept = torch.zeros_like(weights)
+        for step in range(steps):
+            blocks = zip(rows.split(BLOCK), chosen.split(BLOCK), strict=True)
+            whole = sums.blocks((_gradient(ahead, *block).flatten() for block in blocks), len(rows))
+            gradient = sums.released(whole, draws).view_as(weights) / len(rows)
+            following = ahead - gradient
+            ahead = following + MOMENTUM * (following - weights)
+            weights = following
+            if step >= steps // 2:
+                kept += weights
+        mean = (kept / (steps - steps // 2)).mT.numpy()
+        self.coef_ = mean[:, :-1] / self.bound
+        self.intercept_ = mean[:, -1]
+        self.guarantee_ = released_guarantee(multiplier, self.delta, steps * size)
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """(n, d) -> (n, classes)."""
+        scores = torch.from_numpy(self._checked(X) @ self.coef_.T + self.intercept_)
+        return cast(np.ndarray, scores.softmax(1).numpy())
+
+    def predict(self, X: Any) -> np.ndarray:
+        """(n, d) -> (n,), of ``classes_``."""
+        chances = self.predict_proba(X)
+        return self.classes_[chances.argmax(1)]
+
+
+def _gradient(weights: Tensor, rows: Tensor, chosen: Tensor) -> Tensor:
+    """Of the summed loss of rows (n, d) of classes ``chosen`` (n, k), in the weights (d, k)."""
+    return rows.mT @ ((rows @ weights).softmax(1) - chosen)
+
+
+def _labelled(y: Any, classes: Any) -> tuple[np.ndarray, Tensor]:
+    """The classes, those stated or those of y, and each label's place. Raises ValueError."""
+    check_classification_targets(y)
+    classes = np.unique(y if classes is None else classes)
+    if not np.isin(y, classes).all():
+        raise ValueError("y must hold labels that are in classes, and no others")
+    return classes, torch.from_numpy(np.searchsorted(classes, y))
 
 
 def _warn_beyond(what: str, sizes: Tensor, name: str, bound: float) -> None:

@@ -6,6 +6,7 @@ from torchdp.kernels.inversion.tables import (
     logarithmic,
     poisson,
     rounded_normal,
+    truncated_laplace,
 )
 
 __all__ = [
@@ -14,4 +15,5 @@ __all__ = [
     "logarithmic",
     "poisson",
     "rounded_normal",
+    "truncated_laplace",
 ]

@@ -110,6 +110,18 @@ def discrete_normal(sigma: float) -> Table:
     return _symmetric(sigma, lambda j, q: Decimal(1))
 
 
+def truncated_laplace(parameters: tuple[float, int]) -> Table:
+    """P(X = j) in proportion to e^(-rate |j|), |j| <= reach; parameters: rate, reach.
+
+    Raises ValueError.
+    """
+    rate, reach = parameters
+    with _digits(DIGITS):
+        ratio = (-Decimal(checks.positive("rate", rate))).exp()
+        half = [ratio**j for j in range(1 + checks.integer("reach", reach, 1))]
+        return _of_masses(-reach, [*half[:0:-1], *half])
+
+
 def _symmetric(sigma: float, cell: Callable[[int, Decimal], Decimal]) -> Table:
     """P(X = j) in proportion to e^(-2 q j^2) cell(|j|, q), q = 1/(4 sigma^2), log-concave."""
     sigma = checks.positive("sigma", sigma)

@@ -8,6 +8,7 @@ import torch
 from contract import Contract, RelayContract, Unbiased
 from gaussians import collected, furthest, neighbours, true_epsilon
 from laws import uniform
+from torch.testing import assert_close
 
 from torchdp.domains import Box, lp_ball, noise_shape
 from torchdp.mean import (
@@ -17,6 +18,7 @@ from torchdp.mean import (
     LocalCovariance,
     LocalMean,
 )
+from torchdp.protocol import Crowd
 
 BOX = Box(torch.tensor([0.0, -1.0]), torch.tensor([1.0, 15.0]))
 CORNERS = torch.cartesian_prod(*torch.stack([BOX.low, BOX.high], 1))
@@ -97,6 +99,19 @@ class TestGaussianCovariance(Curator):
     def truth(self):
         covariance = np.cov(self.x.numpy().T, bias=True)
         return torch.from_numpy(covariance)
+
+
+class TestCovarianceOfABox(TestGaussianCovariance):
+    protocol = GaussianCovariance.tuned(BOX, epsilon=2.0, delta=1e-6)
+    x = LOW
+    far = CORNERS
+
+    def test_noise_is_in_proportion_to_the_widths(self):
+        middle = Crowd.of((BOX.low + BOX.high)[None] / 2)
+        # of variances, whose errors are in squared units
+        errors = self.protocol.predicted_mse(middle).diagonal() ** 0.25
+        widths = BOX.high - BOX.low
+        assert_close(errors / errors[0], (widths / widths[0]).double(), rtol=1e-6, atol=0)
 
 
 class TestLocalMean(Unbiased, RelayContract):

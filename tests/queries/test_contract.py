@@ -25,6 +25,7 @@ from torchdp.protocol.rounded_sum import exact_sums
 from torchdp.queries import (
     CentralFactorization,
     CentralLaplace,
+    CentralMarginals,
     EnergyDistance,
     FactoredQueries,
     FittedOracle,
@@ -32,6 +33,7 @@ from torchdp.queries import (
     LocalFactorization,
     LocalOracle,
     PrivateLearner,
+    Quantiles,
     SecureQueries,
     ShuffledQueries,
     stumps,
@@ -111,6 +113,48 @@ class TestAdapted(Queries, RelayContract):
         # an epsilon a tenth above the one that is stated
         louder = dataclasses.replace(self.protocol, client=pairs_of_types(4, 1.1))
         assert self.loss(louder) > self.bound(self.protocol) * (1 + 1e-9)
+
+
+class TestLocalQuantiles(Queries, RelayContract):
+    protocol = LocalOracle.of(
+        Quantiles(torch.tensor([0.0, 1.0, 3.0, 4.0, 8.0]), (0.2, 0.5)), RandomizedResponse(4, 4.0)
+    )
+    x = torch.tensor([0, 0, 0, 1, 2, 3, 3]).repeat(100)
+    # of first order in the noise
+    slack = 0.1
+
+    def truth(self):
+        """Each user in the middle of a part of its bin, as many parts as users."""
+        edges = [0.0, 1.0, 3.0, 4.0, 8.0]
+        counts = np.bincount(self.x, minlength=4)
+        below = np.concatenate([[0], counts.cumsum()]) / len(self.x)
+        return float64(np.interp([0.2, 0.5], below, edges))
+
+
+class TestCentralMarginals(Unbiased, Contract):
+    stacked = False
+    protocol = CentralMarginals(4, 2, 1.0, 1e-6)
+    x = torch.tensor([[0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 0, 1]]).repeat(8, 1)
+    bad: ClassVar = [torch.full((2, 4), 2.0), torch.zeros(3, 3), torch.zeros(4)]
+
+    def truth(self):
+        tables = []
+        for i, j in combinations(range(4), 2):
+            numbers = self.x[:, i] + 2 * self.x[:, j]
+            tables.append(torch.bincount(numbers, minlength=4).double() / len(self.x))
+        return torch.stack(tables)
+
+    def loss(self, protocol):
+        people = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 4)
+        return true_epsilon(furthest(collected(protocol), neighbours(people)), protocol.delta)
+
+    def test_guarantee_distance_is_that_of_all_pairs_of_people(self):
+        for d, order in ((1, 1), (5, 3), (6, 2), (3, 3)):
+            protocol = CentralMarginals(d, order, 1.0, 1e-6)
+            people = torch.tensor(list(itertools.product((0.0, 1.0), repeat=d)))
+            encoded = protocol.factors.encode(protocol.sets, people)
+            apart = float(torch.cdist(encoded, encoded).max())
+            assert apart <= protocol.distance <= apart * (1 + 1e-9)
 
 
 class TestFittedOracle(Queries, RelayContract):

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from torchdp import domains, mean, pairwise, queries, randomizers
 from torchdp.cli.table import Axis, Bins
@@ -18,6 +19,7 @@ from torchdp.pairwise import PairwiseStatistic
 from torchdp.pairwise.population import tested
 from torchdp.protocol import Crowd, Estimate, Objective, Protocol, Tally
 from torchdp.queries.choose import LARGEST_STRATEGY
+from torchdp.queries.quantiles import at_edges
 from torchdp.shuffle import Amplified
 
 # Points at which the users of a covariance's plan stand: there all columns rise together.
@@ -327,15 +329,7 @@ class OfCovariance(Question):
                 delta,
             )
             return "numbers and products, shuffled", mixed
-        # Noise in proportion to each column's width, whatever its unit: the rounded shape of the
-        # cube [-1, 1]^d, stretched to the box.
-        half = (box.high - box.low) / 2
-        middle = box.low + half
-        one = torch.ones_like(half)
-        even = domains.round_shape(domains.Box(-one, one), 2.0)
-        root = half[:, None] * even.root
-        shape = replace(even, root=root, centre=middle, support=middle + half * even.support)
-        noisy = mean.GaussianCovariance.calibrated(box, shape, delta=delta, epsilon=terms.epsilon)
+        noisy = mean.GaussianCovariance.tuned(box, delta=delta, epsilon=terms.epsilon)
         return "Gaussian noise", noisy
 
     @property
@@ -423,45 +417,27 @@ def each_answer(names: list[str], limits: tuple[float, float] = (-math.inf, math
 def quantiles_of(bins: Bins, shares: list[float]) -> Read:
     """Quantiles from the shares of users up to each bin's upper end.
 
-    The interval holds every bin that the answers do not exclude: those whose upper end has at least
-    the share, up to z errors, and whose lower end has at most it. It holds the quantile at least as
-    often as ``level`` says, for both ends are of the bin in which it is. The value is read off the
-    fitted distribution function, straight in each bin, moved to the interval where it is outside;
-    its error, in the column's unit, is that of the unbiased share of users up to there over the
-    fitted density.
+    The value is read off the fitted distribution function, and its interval is that of
+    ``queries.Quantiles``; its error, in the column's unit, is that of the unbiased share of users
+    up to there over the fitted density.
     Source: Woodruff (1952).
     """
 
+    asked = queries.Quantiles(torch.tensor(bins.edges, dtype=torch.float64), shares)
+
     def read(value: Tensor, error: Tensor, low: Tensor, high: Tensor) -> list[Answer]:
-        zero = torch.zeros(1).double()
-        one = torch.ones(1).double()
-        # The shares up to the lowest and the highest edge are 0 and 1, without error.
-        error = torch.cat([zero, error, zero])
-        below = torch.cat([zero, low])  # of the share up to each bin's lower end, at least
-        above = torch.cat([high, one])  # of that up to its upper end, at most
         # A distribution function does not fall, and what is fitted may by rounding.
-        fit = torch.cat([zero, value, one]).cummax(0).values
-        answers = []
-        for share in shares:
-            place = int((fit[1:] >= share - RESOLUTION).nonzero()[0])
-            possible = ((above >= share) & (below <= share)).nonzero()[:, 0]
-            # Noise may exclude every bin: then the fitted one is told.
-            first = int(possible[0]) if len(possible) else place
-            last = int(possible[-1]) if len(possible) else place
-            low_end = bins.edges[first]
-            high_end = bins.edges[last + 1]
-            mass = max(float(fit[place + 1] - fit[place]), RESOLUTION)
-            # Where in the bin the straight line of the distribution function meets the share.
-            inside = min(1.0, max(0.0, (share - float(fit[place])) / mass))
-            quantile = bins.edges[place] + inside * bins.width
-            quantile = min(max(quantile, low_end), high_end)
-            # The delta method: of a share, over the density there; where that is near 0, the
-            # interval says more.
-            density = mass / bins.width
-            of_quantile = float(error[place : place + 2].max()) / density
-            of_quantile = min(of_quantile, high_end - low_end)
-            ends = (low_end, high_end)
-            answers.append(Answer(f"quantile {share:g}", quantile, of_quantile, ends))
-        return answers
+        fit = at_edges(value).cummax(0).values
+        quantiles, upper, _ = asked.of(fit, asked.shares)
+        lows, highs = asked.around(low, high, quantiles)
+        # The delta method: of a share, over the density there; where that is near 0, the interval
+        # says more. At the outer edges a share has no error.
+        density = fit.diff()[upper - 1].clamp_min(RESOLUTION) / bins.width
+        wrong = pad(error, (1, 1))
+        most = torch.maximum(wrong[upper - 1], wrong[upper])
+        errors = torch.minimum(most / density, highs - lows)
+        names = [f"quantile {share:g}" for share in shares]
+        rows = zip(names, quantiles, errors, lows, highs, strict=True)
+        return [_answer(*row) for row in rows]
 
     return read

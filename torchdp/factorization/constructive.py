@@ -290,21 +290,48 @@ class MarginalFactorization:
                 most the sensitivity.
         """
         sigma = checks.non_negative("sigma", sigma)
-        codes, index = self.subsets(sets)
+        codes, _ = self.subsets(sets)
         if checks.floating("normals", normals).shape != codes.shape:
             raise ValueError(
                 f"normals must hold one number for each of {len(codes)} sets, "
                 f"not {tuple(normals.shape)}"
             )
+        return sigma * self.sensitivity * self.decode(sets, normals)
+
+    def encode(self, sets: Tensor, x: Tensor) -> Tensor:
+        """R_T(x) of these tables' sets T, as ``subsets`` names them: (*batch, u), float64.
+
+        x: (*batch, d), zeros and ones. With a shift the empty set, the first, has 0.
+        """
+        codes, _ = self.subsets(sets)
+        places = (self.d + 1) ** torch.arange(self.order, device=sets.device)
+        bits = codes[:, None] // places % (self.d + 1)  # (u, l), 0 stands for none
+        signs = torch.cat([torch.ones_like(x[..., :1]), 1 - 2 * x], -1).double()
+        encoded = self.scales.to(x.device)[(bits > 0).sum(1)]
+        for bit in bits.mT:
+            encoded = encoded * signs[..., bit]
+        return encoded
+
+    def decode(self, sets: Tensor, encoded: Tensor) -> Tensor:
+        """L y of the tables: y (*batch, u), as ``encode`` has them, to (*batch, tables, 2^order).
+
+        With a shift the tables' means, 2^-order, are to be added.
+        """
+        _, index = self.subsets(sets)
         inside = _bits(self.order, sets.device)
-        # With a shift the empty set has no noise.
-        scales = torch.zeros(self.order + 1, dtype=torch.float64, device=sets.device)
-        for k in self._sizes:
-            scales[k] = self._sigma(k) ** -0.5
-        weighted = normals.double()[index] * scales[inside.sum(-1)]
+        scales = self.scales.to(sets.device)[inside.sum(-1)]
+        weighted = encoded.double()[..., index] * torch.where(scales > 0, 1 / scales, 0.0)
         bits = inside.double()
         signs = 1.0 - 2.0 * ((bits @ bits.T) % 2)  # chi_T(y)
-        return sigma * self.sensitivity / 2**self.order * (weighted @ signs)
+        return weighted @ signs / 2**self.order
+
+    @property
+    def scales(self) -> Tensor:
+        """sigma_k^{1/2} by the size k of a set, (order + 1,); with a shift 0 of the empty one."""
+        scales = torch.zeros(self.order + 1, dtype=torch.float64)
+        for k in self._sizes:
+            scales[k] = math.sqrt(self._sigma(k))
+        return scales
 
     @property
     def _sizes(self) -> range:

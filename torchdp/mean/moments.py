@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.domains.shapes import Encoding, encoding
+from torchdp.domains.balls import Box
+from torchdp.domains.shapes import Encoding, encoding, round_shape
 from torchdp.draws import Draws, Shape
 from torchdp.mean.gaussian import GaussianRelease
 from torchdp.protocol import Crowd, Estimate, Layout, Limits, Objective, Tally, Users
@@ -262,6 +263,22 @@ class GaussianCovariance(GaussianRelease):
     Source: Nikolov, Tang (2023), Theorem 15 and the text after Theorem 6; the joint release is
     derived here.
     """
+
+    @classmethod
+    def tuned(cls, domain: Box, *, epsilon: float, delta: float) -> "GaussianCovariance":
+        """``calibrated``, of noise in proportion to each column's width, whatever its unit.
+
+        domain: a box; of one column its covariance is the variance. Raises ValueError, TypeError.
+        Guarantees: as ``calibrated``.
+        """
+        half = (checks.instance("domain", domain, Box).high - domain.low) / 2
+        # The round shape of the cube [-1, 1]^d, stretched to the box.
+        one = torch.ones_like(half)
+        even = round_shape(Box(-one, one), 2.0)
+        middle = domain.low + half
+        root = half[:, None] * even.root
+        shape = replace(even, root=root, centre=middle, support=middle + half * even.support)
+        return cls.calibrated(domain, shape, delta=delta, epsilon=epsilon)
 
     @cached_property
     def root(self) -> Tensor:

@@ -37,7 +37,7 @@ curves are never below the truth (Doroshenko et al. 2022, Algorithm 1; Zhu, Dong
 
 from torchdp.privacy.accounting import composed_delta, composed_epsilon
 from torchdp.privacy.budget import Budget
-from torchdp.privacy.composition import compose
+from torchdp.privacy.composition import compose, for_groups
 from torchdp.privacy.gaussian import (
     gaussian_epsilon,
     gaussian_guarantee,
@@ -56,6 +56,7 @@ __all__ = [
     "compose",
     "composed_delta",
     "composed_epsilon",
+    "for_groups",
     "gaussian_epsilon",
     "gaussian_guarantee",
     "gaussian_log_delta",

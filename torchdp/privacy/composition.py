@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 from scipy.special import log_ndtr
@@ -81,6 +82,47 @@ def compose(guarantees: Iterable[Guarantee], delta: float | None = None) -> Guar
         arithmetic=weakest_arithmetic(guarantees),
         mu=None if others else mu,
         variation=math.fsum(g.variation for g in guarantees) if near else 0.0,
+    )
+
+
+def for_groups(guarantee: Guarantee, size: int) -> Guarantee:
+    """What ``size`` users who change together are promised, or one who holds so many rows.
+
+    Of Gaussian noise its mu times size, at the same delta; of others epsilon times size, and delta
+    times 1 + e^epsilon + ... + e^((size - 1) epsilon).
+
+    Args:
+        guarantee: for one user, or one row.
+        size: >= 1.
+
+    Raises TypeError, ValueError.
+
+    Guarantees: data sets that differ in ``size`` users are so many steps of one user apart.
+    Source: Dwork, Roth (2014), Theorem 2.2; Dong, Roth, Su (2022), Theorem 2.14, for mu; Vadhan
+    (2017), Lemma 2.2, for delta.
+    """
+    alike([guarantee])
+    size = checks.integer("size", size, 1)
+    epsilon = size * guarantee.epsilon
+    mu = None
+    variation = 0.0
+    if guarantee.mu is None:
+        steps = [math.exp(min(step * guarantee.epsilon, 700.0)) for step in range(size)]
+        delta = guarantee.delta * math.fsum(steps) * (1 + 1e-12)
+        delta = checks.below_one(f"delta for groups of {size}", delta)
+    else:
+        mu = size * guarantee.mu
+        delta = guarantee.delta
+        variation = guarantee.variation
+        epsilon = gaussian_epsilon(mu, checks.fraction("delta", delta), variation)
+    return replace(
+        guarantee,
+        epsilon=epsilon,
+        delta=delta,
+        exact=False,
+        source=f"for groups of {size}, Dwork, Roth (2014), Theorem 2.2: {guarantee.source}",
+        mu=mu,
+        variation=variation,
     )
 
 

@@ -14,7 +14,7 @@ A :class:`Protocol` is one query under one guarantee: ``randomize(x)`` is what u
 """
 
 from torchdp.protocol.choice import Choice
-from torchdp.protocol.frames import rows_of
+from torchdp.protocol.frames import rows_of, sampled_rows
 from torchdp.protocol.protocol import CuratorProtocol, MessageProtocol, Protocol, Relay
 from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally, Users
 from torchdp.protocol.types import InteractiveProtocol, TypeProtocol
@@ -35,4 +35,5 @@ __all__ = [
     "TypeProtocol",
     "Users",
     "rows_of",
+    "sampled_rows",
 ]

@@ -119,6 +119,32 @@ def columns_of(x: Any, names: Any) -> Any:
     return x[names]
 
 
+def sampled_rows(table: "pd.DataFrame", user: str, most: int) -> "pd.DataFrame":
+    """``most`` rows of each user, drawn at random with replacement: what one person adds is bounded.
+
+    Each user then counts the same, and the number of rows is ``most`` times that of the users, who
+    alone are public. What is released of the rows at a guarantee is private for users at
+    ``privacy.for_groups(guarantee, most)``.
+
+    Args:
+        table: a row for each event.
+        user: the column that says whose it is; a missing one is refused.
+        most: rows of each, >= 1, public.
+
+    Raises TypeError, ValueError.
+    """
+    most = checks.integer("most", most, 1)
+    if user not in table.columns:
+        raise ValueError(f"user must name a column of the table, not {user!r}")
+    _refuse_missing(table[user], f"column {user!r}")
+    return table.groupby(user, observed=True).sample(most, replace=True, random_state=generator())
+
+
+def generator() -> np.random.Generator:
+    """Keyed by the system: of draws that need not be secret, and not be repeated."""
+    return np.random.default_rng()
+
+
 def categories(x: Any) -> Any:
     """The categories of a Series of them, an Index; None of anything else."""
     return x.cat.categories if getattr(x, "ndim", 0) == 1 and hasattr(x, "cat") else None

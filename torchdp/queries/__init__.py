@@ -59,8 +59,10 @@ from torchdp.queries.learn import (
     stumps,
     thresholds,
 )
+from torchdp.queries.marginals import CentralMarginals
 from torchdp.queries.oracle import LocalFactorization, LocalOracle
 from torchdp.queries.protocol import FactoredQueries
+from torchdp.queries.quantiles import QuantileEstimate, Quantiles, bins_of
 from torchdp.queries.release import (
     Answers,
     CentralRelease,
@@ -77,14 +79,17 @@ from torchdp.queries.statistics import (
     KendallB,
     MeanDiscrepancy,
     Spearman,
+    TrimmedMean,
 )
 from torchdp.queries.twice import Twice
+from torchdp.queries.unknown import UnknownCategories
 
 __all__ = [
     "Answers",
     "CentralAnswers",
     "CentralFactorization",
     "CentralLaplace",
+    "CentralMarginals",
     "CentralRelease",
     "Channel",
     "ConceptClass",
@@ -101,13 +106,18 @@ __all__ = [
     "MeanDiscrepancy",
     "MessageRelease",
     "PrivateLearner",
+    "QuantileEstimate",
+    "Quantiles",
     "Question",
     "SecureQueries",
     "Several",
     "ShareFunction",
     "ShuffledQueries",
     "Spearman",
+    "TrimmedMean",
     "Twice",
+    "UnknownCategories",
+    "bins_of",
     "choose",
     "conjunctions",
     "fitted",

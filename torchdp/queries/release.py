@@ -21,6 +21,7 @@ from torchdp.protocol.expansion import Block, joint_covariance
 from torchdp.protocol.frames import Held
 from torchdp.protocol.protocol import MessageProtocol, Protocol, Same
 from torchdp.queries.channel import Analyst, Bounded, Channel, Question
+from torchdp.queries.protocol import dense
 
 Q = TypeVar("Q", bound=Question)
 
@@ -148,13 +149,12 @@ def through(question: Question, channel: Channel) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Linear(Question, Brief):
-    """W h of the users' shares h of types. workload: W, (m, k)."""
+    """W h of the users' shares h of types. workload: W, (m, k), or a ``Workload``."""
 
     workload: Tensor
 
     def __post_init__(self) -> None:
-        checks.own(self)
-        checks.keep(self, workload=checks.one_matrix)
+        object.__setattr__(self, "workload", dense(self.workload).clone())
 
     @property
     def types(self) -> int:
