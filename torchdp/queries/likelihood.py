@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchdp.factorization.solvers.pivoting import nearest_histogram
 from torchdp.memory import rows_at_once
-from torchdp.randomizers.alphabet.frequency import FrequencyOracle
+from torchdp.randomizers.alphabet.frequency import FrequencyOracle, StrategyOracle
 from torchdp.root import root
 
 TINY = 1e-300
@@ -322,7 +322,7 @@ def _trace(A: Tensor) -> Tensor:
 
 
 def nearest_answers(
-    client: FrequencyOracle, reports: Tensor, W: Tensor
+    client: StrategyOracle, reports: Tensor, W: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The histogram of the answers nearest to a strategy's unbiased ones, with its advantage.
 
