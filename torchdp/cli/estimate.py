@@ -65,7 +65,8 @@ def terms_of(options: argparse.Namespace, trust: str) -> Terms:
             raise ValueError(
                 "--delta is for --trust shuffle or curator: leave it out, local protocols have none"
             )
-    return Terms(trust, epsilon, delta, options.protocol)
+    population = vars(options).get("population", False)
+    return Terms(trust, epsilon, delta, options.protocol, population)
 
 
 def estimate(options: argparse.Namespace) -> int:

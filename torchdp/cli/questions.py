@@ -17,6 +17,7 @@ from torchdp import domains, mean, pairwise, queries, randomizers
 from torchdp.cli.table import Axis, Bins
 from torchdp.pairwise import PairwiseStatistic
 from torchdp.pairwise.population import tested
+from torchdp.pairwise.rows import RowStatistic
 from torchdp.protocol import Crowd, Estimate, Objective, Protocol, Tally
 from torchdp.queries.choose import LARGEST_STRATEGY
 from torchdp.queries.quantiles import at_edges
@@ -48,12 +49,14 @@ class Terms:
     """Who is trusted with the users' data, at which (epsilon, delta).
 
     delta: None for the one that ``delta_of`` gives. protocol: "auto", "best" or its name.
+    population: whether answers refer to one.
     """
 
     trust: str
     epsilon: float
     delta: float | None = None
     protocol: str = "auto"
+    population: bool = False
 
     @property
     def local(self) -> bool:
@@ -66,6 +69,13 @@ class Terms:
         # k digits of 10 n - 1 say 10 n <= 10^k. A logarithm could round to the wrong side of a
         # power.
         return float(f"1e-{len(str(10 * n - 1))}")
+
+    def refuse_named(self) -> None:
+        """Raises ValueError where a protocol is named, which is one of types."""
+        if self.protocol in PROTOCOLS:
+            raise ValueError(
+                f"--protocol {self.protocol} is for statistics of types; leave out --protocol"
+            )
 
     def choose(self, question: queries.Question, n: int, objective: Objective) -> tuple[str, Asked]:
         """The protocol of least predicted error for n users, or that of the name; its name."""
@@ -83,7 +93,12 @@ class Terms:
             trust=self.trust,
             search=search,
         )
-        return choice.candidates[0].name, choice.best
+        candidates = list(choice.candidates)
+        if self.population or isinstance(question, queries.Several):
+            # Answers alone do not tell how much they vary from sample to sample, nor fits.
+            alone = queries.CentralAnswers
+            candidates = [one for one in candidates if not isinstance(one.protocol, alone)]
+        return candidates[0].name, candidates[0].protocol
 
 
 @dataclass(frozen=True)
@@ -311,10 +326,7 @@ class OfCovariance(Question):
 
     def choose(self, n: int, terms: Terms) -> tuple[str, Asked]:
         box = self.box
-        if terms.protocol in PROTOCOLS:
-            raise ValueError(
-                f"--protocol {terms.protocol} is for statistics of types; leave out --protocol"
-            )
+        terms.refuse_named()
         if terms.local:
             protocol = mean.LocalCovariance.calibrated(box, epsilon=terms.epsilon)
             return "numbers and products", cast(Asked, protocol)
@@ -358,6 +370,28 @@ class OfCovariance(Question):
         users = torch.full((DIAGONAL,), max(1, round(n / DIAGONAL)), dtype=torch.int64)
         mse = protocol.predicted_mse(Crowd(points, users))
         return [(self.title, math.sqrt(float(mse.max())))]
+
+
+@dataclass(frozen=True)
+class OfRows(Question):
+    """A statistic of pairs of rows as they are, by a curator."""
+
+    asked: RowStatistic
+    assumes = "the same whatever users hold"
+
+    def choose(self, n: int, terms: Terms) -> tuple[str, Asked]:
+        terms.refuse_named()
+        return "the answers, discrete Laplace", queries.CentralAnswers(self.asked, terms.epsilon)
+
+    def answers(
+        self, protocol: Asked, tally: Tally, level: float, population: bool = False
+    ) -> list[Answer]:
+        estimate = _asked(protocol.analyse(tally), population)
+        ends = estimate.interval(level)
+        return [_answer("estimate", estimate.value, estimate.standard_error, *ends)]
+
+    def errors(self, protocol: Asked, n: float) -> list[tuple[str, float]]:
+        return [(self.title, math.sqrt(float(protocol.worst_mse(round(n)))))]
 
 
 def bounded_by(bound: float | None) -> str:

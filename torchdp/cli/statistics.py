@@ -12,6 +12,7 @@ import torch
 from torchdp import checks, pairwise, queries, workloads
 from torchdp.cli.questions import (
     OfCovariance,
+    OfRows,
     OfTypes,
     Question,
     Together,
@@ -21,6 +22,7 @@ from torchdp.cli.questions import (
 from torchdp.cli.table import MOST_TYPES, Axis, Bins, bounded, parse_bounds, range_of
 from torchdp.noise import Noise, source
 from torchdp.pairwise import PairwiseStatistic
+from torchdp.pairwise.rows import RowStatistic
 from torchdp.protocol import Objective
 
 if TYPE_CHECKING:
@@ -42,7 +44,8 @@ class Kind:
     """A statistic.
 
     roles: what its columns hold, "number", "label" (one of two) or "category"; bins: of a number.
-    make: the question of the axes. finer: times as many bins for a curator who asks nothing else.
+    make: the question of the axes. rows: that of rows without bins, for a curator who asks nothing
+    else. finer: times as many bins for such a one.
     rounded: a number becomes an edge beside it, at random. whole: numbers as they are, of as many
     columns as there are.
     """
@@ -53,6 +56,7 @@ class Kind:
     rounded: bool = False
     whole: bool = False
     finer: int = 1
+    rows: Make | None = None
 
 
 def _mean(axes: list[Axis], options: argparse.Namespace) -> OfTypes:
@@ -122,6 +126,15 @@ def _asks(
 
     def make(axes: list[Axis], options: argparse.Namespace) -> OfTypes:
         return OfTypes(_words(title, axes), _words(words, axes), asked(*axes), tested=tested)
+
+    return make
+
+
+def _of_rows(title: str, asked: Callable[..., RowStatistic]) -> Make:
+    """A statistic of pairs of rows as they are."""
+
+    def make(axes: list[Axis], options: argparse.Namespace) -> OfRows:
+        return OfRows(_words(title, axes), "no bins: numbers as they are", asked(*axes))
 
     return make
 
@@ -206,12 +219,17 @@ KINDS["gini-mean-difference"] = Kind(
         BINS + ": each pair's difference has an error of at most that width",
         lambda axis: pairwise.absolute_difference(axis.count, spacing=_bins(axis).width),
     ),
+    rows=_of_rows(
+        "Gini's mean difference of {0.name}",
+        lambda axis: pairwise.RowDifference(_bins(axis).low, _bins(axis).high),
+    ),
 )
 KINDS["histogram"] = Kind(("number",), _histogram)
 KINDS["kendall"] = Kind(
     TWO,
     _of_two("Kendall's tau-a", pairwise.kendall, "a pair within one bin counts as a tie (0)"),
     bins=16,
+    rows=_of_rows("Kendall's tau-a of {0.name} and {1.name}", lambda *_: pairwise.RowKendall()),
 )
 KINDS["kendall-b"] = Kind(TWO, _of_two("Kendall's tau-b", queries.KendallB), bins=8)
 KINDS["mann-whitney"] = Kind(
@@ -384,6 +402,11 @@ def asking(options: argparse.Namespace) -> Asking:
     for column, role in zip(columns, roles, strict=True):
         if role != "number":
             labels[column] = _labels(role, options)
+    rows = kinds[0].rows
+    # The sampling error of a population is read off bins.
+    binned = options.bins is not None or vars(options).get("population")
+    if rows is not None and len(kinds) == 1 and options.trust == "curator" and not binned:
+        kinds = (replace(kinds[0], make=rows, whole=True),)
     bounds, since = parse_bounds(options.bounds, [name for name in columns if name not in labels])
     return Asking(options, kinds, labels, bounds, since)
 

@@ -17,6 +17,7 @@ rounds too. In this order (Ghazi et al., 2023, unless said otherwise):
 - ``standard``: the statistics of the field, any kernel's, ratios of two means (section 5);
 - ``analyst``: estimates, errors and intervals, whoever is trusted; ``consistent`` values;
 - ``population``: ``mann_whitney``, whether two classes have one distribution;
+- ``rows``: statistics of numbers as they are, for a curator (Knight, 1966);
 - ``degree``: means over tuples of up to six users (Hoeffding, 1948), and their bias;
 - ``rounds``: a second question to the same users (section 1.2; Theorem 24).
 """
@@ -33,6 +34,7 @@ from torchdp.pairwise.degree import (
 from torchdp.pairwise.forms import Form, Pairs
 from torchdp.pairwise.population import mann_whitney
 from torchdp.pairwise.rounds import ProjectedTwoRound, ThreeRound, TwoRound, choose_rounds
+from torchdp.pairwise.rows import RowDifference, RowKendall
 from torchdp.pairwise.standard import (
     absolute_difference,
     auc,
@@ -54,6 +56,8 @@ __all__ = [
     "Pairs",
     "PairwiseStatistic",
     "ProjectedTwoRound",
+    "RowDifference",
+    "RowKendall",
     "ThreeRound",
     "TwoRound",
     "VolumeUnderSurface",

@@ -6,6 +6,7 @@ Notation: g, the answers of n users; D, n times the most that one user's type mo
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,11 +15,21 @@ from torchdp import checks
 from torchdp import discrete_laplace as laplace
 from torchdp.draws import Draws, Shape
 from torchdp.privacy import Guarantee
-from torchdp.protocol import CuratorProtocol, Estimate, Layout, Limits, Objective, Tally, Users
+from torchdp.protocol import (
+    Crowd,
+    CuratorProtocol,
+    Estimate,
+    Layout,
+    Limits,
+    Objective,
+    Tally,
+    Users,
+)
+from torchdp.protocol.frames import Held
 from torchdp.protocol.interval import ErrorParts, laplace_stretch
 from torchdp.protocol.records import broadcast_users, noise_limit, tensor_of, users_of
 from torchdp.queries.central import laplace_guarantee
-from torchdp.queries.channel import Bounded, Question
+from torchdp.queries.channel import Bounded
 from torchdp.queries.release import Answers, Several
 
 # Whole steps that one user moves an answer by, at most, as real numbers.
@@ -30,7 +41,7 @@ EPS = torch.finfo(torch.float64).eps
 
 
 @dataclass(frozen=True, eq=False)
-class CentralAnswers(CuratorProtocol[Tensor]):
+class CentralAnswers(CuratorProtocol[Any]):
     """The curator answers g + step Z, Z discrete Laplace noise: pure privacy.
 
     For each answer step = D/(2^20 n), and what leaves is round(g/step) + Z, P(Z = z) in proportion
@@ -39,11 +50,13 @@ class CentralAnswers(CuratorProtocol[Tensor]):
     most: rate is epsilon over that. The variance of an answer is 2 (a D/(epsilon n))^2 nearly: it
     falls like 1/n^2 and hangs neither on the data nor on the number of types. ``of_population``
     adds D^2/(4 n), the most that answers of a sample vary: they are a function of independent
-    users.
+    users. A channel of counts tells more of the sampling, and has narrower intervals of a population
+    where noise is small.
 
     Args:
         question: linear queries, a pairwise statistic that is no ratio, a statistic of some degree,
-            or several of such; none of its answers constant.
+            or several of such; none of its answers constant. Or a statistic of rows as they are,
+            such as ``pairwise.RowKendall()``.
         epsilon: > 0, up to 700.
 
     Raises ValueError, TypeError, also for so many users that floats are not exact enough.
@@ -54,11 +67,10 @@ class CentralAnswers(CuratorProtocol[Tensor]):
     (2012); Higham (2002), section 3.1, for the rounding of sums; Efron, Stein (1981), for samples.
     """
 
-    question: Question
+    question: Any
     epsilon: float
 
     def __post_init__(self) -> None:
-        checks.instance("question", self.question, Question)
         checks.keep(self, epsilon=checks.positive)
         if not (self._bounded.moved > 0).all():
             raise ValueError("question must have no constant answers: there is nothing to hide")
@@ -85,11 +97,15 @@ class CentralAnswers(CuratorProtocol[Tensor]):
         return laplace_guarantee(self.epsilon, self._bounded.moved.numel(), self.rate)
 
     @property
-    def held(self) -> int:
-        return self.question.types
+    def held(self) -> Held:
+        return self.question.held
+
+    def validate(self, x: Tensor) -> Tensor:
+        """x, what users hold. Raises TypeError, ValueError."""
+        return self.question.validate(super().validate(x))
 
     @property
-    def subject(self) -> Question:
+    def subject(self) -> Any:
         """What is asked: answers to the same question may be compared."""
         return self.question
 
@@ -107,11 +123,10 @@ class CentralAnswers(CuratorProtocol[Tensor]):
         noise = noise_limit(math.sqrt(laplace.variance(self.rate)), 1 / self.rate)
         return {"answer": Limits.around(reach + noise)}
 
-    def release(self, summary: Tensor, draws: Draws, shape: Shape) -> Tally:
-        counts = summary.to(self._bounded.moved.device)
-        n = users_of(counts)
+    def release(self, summary: Any, draws: Draws, shape: Shape) -> Tally:
+        n = summary.n if isinstance(summary, Crowd) else users_of(summary)
         self._check_users(n)
-        whole = (self._bounded.exact(counts) / self.step(n)).round().long()
+        whole = (self._bounded.exact(summary) / self.step(n)).round().long()
         # Each of the releases draws noise of its own, in place.
         answers = whole.expand((*shape, *whole.shape)).clone(memory_format=torch.contiguous_format)
         laplace.add_shares(answers.view(-1), 1.0, self.rate, draws)
@@ -141,17 +156,21 @@ class CentralAnswers(CuratorProtocol[Tensor]):
         """The largest of what an answer can be over its D."""
         return float((self._bounded.size / self._bounded.moved).max())
 
-    def exact(self, summary: Tensor) -> Tensor:
-        counts = checks.users("summary", summary, self.held)
-        return self._bounded.exact(counts.to(self._bounded.moved))
+    def exact(self, summary: Any) -> Tensor:
+        self._users(summary)
+        return self._bounded.exact(summary)
+
+    def _users(self, summary: Any) -> Users:
+        """n of a summary, of counts which need not be whole. Raises TypeError, ValueError."""
+        if isinstance(self.held, int):
+            return checks.users("summary", summary, self.held).sum(-1)
+        return self.validate_summary(summary).n
 
     def _mse(self, n: Users) -> Tensor:
         return laplace.variance(self.rate) * self.step(n).square()
 
-    def predicted_mse(self, summary: Tensor) -> Tensor:
-        counts = checks.users("summary", summary, self.held)
-        # Real numbers of users are allowed.
-        return self._mse(counts.to(self._bounded.moved).sum(-1))
+    def predicted_mse(self, summary: Any) -> Tensor:
+        return self._mse(self._users(summary))
 
     def worst_unchecked(self, n: Users, objective: Objective) -> Tensor:
         """The error is the same on all data."""
@@ -180,9 +199,9 @@ class CentralAnswers(CuratorProtocol[Tensor]):
         return Answers.beside(tuple(each), batch, partial(torch.diag_embed, variance))
 
 
-def _bounded(question: Question) -> Bounded:
+def _bounded(question: Any) -> Bounded:
     """Raises ValueError for a question that has none."""
-    bounded = question.bounded
+    bounded = getattr(question, "bounded", None)
     if bounded is None:
         raise ValueError(
             "question must be of answers that one user moves by a known amount, such as a mean "
@@ -198,9 +217,7 @@ def _cut(answers: Tensor, start: int, shape: torch.Size) -> Tensor:
     return part.reshape((*answers.shape[:-1], *shape))
 
 
-def _told(
-    question: Question, value: Tensor, variance: Tensor, sampling: Tensor, n: Users
-) -> Estimate:
+def _told(question: Any, value: Tensor, variance: Tensor, sampling: Tensor, n: Users) -> Estimate:
     """The estimate of one question's answers, (*batch, *answer), under independent noise."""
     bounded = _bounded(question)
     batch = value.shape[: value.ndim - bounded.moved.ndim]

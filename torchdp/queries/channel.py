@@ -289,6 +289,15 @@ class Question(ABC):
         return 1
 
     @property
+    def held(self) -> int:
+        """What one user holds: one of so many types."""
+        return self.types
+
+    def validate(self, x: Tensor) -> Tensor:
+        """Types as users may have them: all below ``types``. Raises TypeError, ValueError."""
+        return x
+
+    @property
     def bounded(self) -> Bounded | None:
         """How far one user moves the answers; None: not known."""
         return None
