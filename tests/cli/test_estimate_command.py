@@ -177,7 +177,11 @@ def test_a_protocol_that_spends_less_than_was_stated_says_both(
 
 def test_bounds_from_data_say_that_they_are_not_private(users, estimate):
     path, table = users
-    arguments = "--csv", path, "--statistic gini-mean-difference --columns dose --epsilon 8"
+    arguments = (
+        "--csv",
+        path,
+        "--statistic gini-mean-difference --columns dose --bins 32 --epsilon 8",
+    )
     found = estimate(*arguments, "--bounds-from-data", "--json")
     assert estimate.said.err.count("\n") == 1
     assert "NOT PRIVATE" in estimate.said.err

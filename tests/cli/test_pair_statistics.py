@@ -265,3 +265,35 @@ def test_what_is_printed_depends_on_the_messages_alone(
     apart = [not torch.equal(part, two[key]) for key, part in one.parts.items()]
     # the users do differ
     assert any(apart)
+
+
+def test_a_curator_takes_numbers_as_they_are(table, estimate):
+    """Bins would tie a tenth of the pairs, which is far beyond the noise."""
+    path, rows = table
+    asked = "--csv", path, "--epsilon 8 --seed 1 --json --columns income time"
+    bounds = "--bounds income=0:8 time=0:8"
+    tau = estimate(*asked, "--statistic kendall", bounds)
+    income, time, *_ = zip(*rows, strict=True)
+    # No two numbers are equal but at the ends, where tau-a counts 0: a few pairs.
+    near(tau, kendalltau(income, time).statistic, 0.02)
+    assert tau["discretisation"] == "no bins: numbers as they are"
+    gini = estimate(
+        "--csv", path, "--epsilon 8 --seed 1 --json --statistic gini-mean-difference",
+        "--columns income --bounds income=0:8",
+    )  # fmt: skip
+    x = np.array(income)
+    truth = np.abs(x[:, None] - x).sum() / (USERS * (USERS - 1))
+    near(gini, truth, 0.1)
+
+
+@pytest.mark.parametrize(
+    "how", ["--statistic kendall --population", "--statistic kendall gini-mean-difference"]
+)
+def test_samples_and_several_statistics_are_read_off_bins(table, estimate, how):
+    path, _ = table
+    found = estimate(
+        "--csv", path, "--epsilon 8 --seed 1 --json --columns income time", how,
+        "--bounds income=0:8 time=0:8",
+    )  # fmt: skip
+    assert "bins" in found["discretisation"]
+    assert "the answers" not in found["protocol"]
