@@ -410,7 +410,8 @@ class Record(Watching):
         if func == NODE:
             node = call.args[0].grad_fn
             # Hooks that modules set are on a custom function, and seen.
-            if node and getattr(node, "_forward_cls", None) is not BackwardHookFunction:
+            own = getattr(node, "_forward_cls", None)
+            if node is not None and own is not BackwardHookFunction:
                 raise Untaken("the module reads grad_fn, on which hooks may be set")
         if func in DIFFERENTIATE:
             raise Untaken("the module takes gradients itself")
