@@ -208,6 +208,22 @@ def by_other_gradient(z, late):
     return Backward.apply(z, change)
 
 
+def by_other_target(z, late):
+    """Others' numbers are written into what is used, or into what is not."""
+    used = z * 1.0
+    unused = z * 1.0
+    targets = [unused.view(z.shape), used.view(z.shape)]
+    targets[late].copy_(before(z))
+    return used
+
+
+def by_other_tensor_as_it_is(z, late):
+    """The call returns what it is given, here or there."""
+    own = z * 1.0
+    others = before(z)
+    return (others if late else own).contiguous()
+
+
 class Saved(torch.autograd.Function):
     """Its gradients are times one of its outputs, which come back as other tensors."""
 
@@ -231,6 +247,8 @@ LATER = {  # what a module does from some batch on, by calls that look as before
     "written by numpy": by_numpy_in_place,
     "another row of one call": by_other_row,
     "another half of one call": by_other_half,
+    "another target": by_other_target,
+    "another tensor as it is": by_other_tensor_as_it_is,
     "another gradient of one function": by_other_gradient,
     "another output that was saved": lambda z, late: Saved.apply(z, late)[0],
 }

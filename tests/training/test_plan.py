@@ -154,7 +154,7 @@ def test_nothing_chosen_is_behind_independent_noise(epsilon, p):
 
 def test_guarantee_first_steps_spend_no_more_than_all():
     """Where entries of C cancel, the sums of sizes of seven steps are larger than those of eight."""
-    choice = choose(Iterates(8), 60, 30, epsilon=8.0, delta=1e-6, p=math.inf)
+    choice = choose(Iterates(8), 60, 30, epsilon=1.0, delta=1e-6, p=math.inf)
     plan = named(choice)["fixed order"]
     spent = [plan.spent(steps) for steps in range(9)]
     assert max(each.epsilon for each in spent) <= plan.guarantee.epsilon

@@ -360,6 +360,8 @@ class Record(Watching):
         if self.track is not None and call.func in READS:
             # What has no mark may be of data: written through views, or of the backward pass.
             self.track.read(given, call.name)
+        # Before it runs: what it writes, or returns as it is, is marked anew.
+        arguments = self.numbers((call.args, tuple(call.kwargs.items())))
         # An attribute, as .mT or .shape: what is no other tensor needs no mark.
         if call.name == "__get__":
             out = call.run()
@@ -377,17 +379,21 @@ class Record(Watching):
                 out = call.run()
         if kind is None and weights:
             kind = WEIGHTS
+        # What neither takes nor makes a tensor, as torch.device, computes nothing.
+        shapes = self._shapes(call, out, kind)
+        if given or shapes:
+            self.program.append((call.func, arguments, shapes))
+        return out
+
+    def _shapes(self, call: Call, out: Any, kind: str | None) -> tuple[Any, ...]:
+        """Of what a call has made or written, which is marked."""
         # x[i] = y returns nothing, and x is then of data where y is.
         written = [call.args[0]] if call.func is Tensor.__setitem__ else []
         shapes = [self._made(t, kind, call) for t in [*tensors(out), *written]]
         if written and not list(tensors(call.args[1])):
             # x[20:] = y[0] writes into none of few rows.
             shapes.append(self.numbers(tuple(written[0][call.args[1]].shape)))
-        arguments = self.numbers((call.args, tuple(call.kwargs.items())))
-        # What neither takes nor makes a tensor, as torch.device, computes nothing.
-        if given or shapes:
-            self.program.append((call.func, arguments, tuple(shapes)))
-        return out
+        return tuple(shapes)
 
     def _sum_of_losses(self, call: Call) -> Tensor | None:
         """The examples' own losses, added up, in place of the mean of a loss inside the module."""
@@ -410,7 +416,8 @@ class Record(Watching):
         if func == NODE:
             node = call.args[0].grad_fn
             # Hooks that modules set are on a custom function, and seen.
-            if node and getattr(node, "_forward_cls", None) is not BackwardHookFunction:
+            own = getattr(node, "_forward_cls", None)
+            if node is not None and own is not BackwardHookFunction:
                 raise Untaken("the module reads grad_fn, on which hooks may be set")
         if func in DIFFERENTIATE:
             raise Untaken("the module takes gradients itself")

@@ -100,11 +100,22 @@ class Run(Steps):
             secret, past = opened(draws, plan)
         self._secret = Secret(replicas.from_first(secret.key)) if self._group else secret
 
-        # This process draws the noise of one of ``ranks`` parts of the gradient, the last ones less.
-        rank, ranks = replicas.place()
-        self._chunk = -(-self._whole // ranks)
-        first = min(rank * self._chunk, self._whole - 1)
-        self.noise = CorrelatedNoise(
+        self._chunk = -(-self._whole // replicas.place()[1])
+        self.noise = self._part_of_noise(plan, past)
+        self._ledger = self._own_ledger(plan, ledger, past is None)
+        given = step if isinstance(step, Mapping) else {"step": step}
+        step, bound = self._latest(plan, given, past)
+        self.noise.skip(step)
+        self._bound = bound if plan.adaptive else plan.bound
+        # Masks are no noise: after a kill they are other ones.
+        self._masks = self._secret.generator(b"masks", urandom(16))
+        self._unit = plan.adaptive.unit(self.bound, plan.bound) if plan.adaptive else 1.0
+        super().__init__(plan, self._secret, self.step, past)
+
+    def _part_of_noise(self, plan: Mechanism, past: dict[str, Any] | None) -> CorrelatedNoise:
+        """This process's: of so many parts of the gradient as there are, the last ones less."""
+        first = min(replicas.place()[0] * self._chunk, self._whole - 1)
+        noise = CorrelatedNoise(
             plan.strategy.to(self._device),
             max(1, min(self._chunk, self._whole - first)),
             plan.sigma,
@@ -115,24 +126,19 @@ class Run(Steps):
         # At step 0 there is no past: noise follows from the key alone.
         if past and past["step"]:
             kept = {name: past[name] for name in ("step", "past")}
-            self.noise.load_secret_state(self.noise.secret_state() | kept)
+            noise.load_secret_state(noise.secret_state() | kept)
+        return noise
 
+    def _own_ledger(self, plan: Mechanism, given: str | Path | None, fresh: bool) -> Ledger:
+        """This process's. fresh: whether the run starts."""
         name = self._secret.digest(b"ledger" + plan.digest()).hex()
-        path = None if ledger is None else Path(ledger)
-        fresh = past is None
+        path = None if given is None else Path(given)
+        rank = replicas.place()[0]
         if path is not None and rank:
             path = path.with_name(f"{path.name}.{rank}")
             # A group may be larger than that of before; of all ledgers the latest step counts.
             fresh = fresh or not path.exists()
-        self._ledger = Ledger(path, name, fresh)
-        given = step if isinstance(step, Mapping) else {"step": step}
-        step, bound = self._latest(plan, given, past)
-        self.noise.skip(step)
-        self._bound = bound if plan.adaptive else plan.bound
-        # Masks are no noise: after a kill they are other ones.
-        self._masks = self._secret.generator(b"masks", urandom(16))
-        self._unit = plan.adaptive.unit(self.bound, plan.bound) if plan.adaptive else 1.0
-        super().__init__(plan, self._secret, self.step, past)
+        return Ledger(path, name, fresh)
 
     def _latest(
         self, plan: Mechanism, given: Mapping[str, Any], past: dict[str, Any] | None

@@ -591,16 +591,20 @@ def _indexed(o: Operation) -> Own:
     return meet(own, along(put, chosen) if chosen else put)
 
 
-RULES: dict[str, Rule] = {"copy": _copied, "embedding": _embedded}
-RULES |= dict.fromkeys(ELEMENTWISE, _elementwise)
-RULES |= dict.fromkeys(MOVED, _moved)
-RULES |= dict.fromkeys(REDUCED, _reduced)
-RULES |= dict.fromkeys(SCANNED, _scanned)
-RULES |= dict.fromkeys(SCATTERED, _scattered)
-RULES |= dict.fromkeys(PRODUCTS, _product)
-RULES |= dict.fromkeys(BATCHED, _batched)
-RULES |= {f"{name}{end}": _attended for name in ATTENTION for end in ("", "_backward")}
-RULES |= dict.fromkeys(NORMED, _normed)
-RULES |= dict.fromkeys(STATISTICS, _by_statistics)
-RULES |= dict.fromkeys(ENTROPIES, _entropy)
-RULES |= dict.fromkeys(("index", "index_put", "index_select"), _indexed)
+NAMES: dict[Rule, list[str]] = {
+    _copied: ["copy"],
+    _embedded: ["embedding"],
+    _elementwise: ELEMENTWISE,
+    _moved: MOVED,
+    _reduced: REDUCED,
+    _scanned: SCANNED,
+    _scattered: SCATTERED,
+    _product: PRODUCTS,
+    _batched: BATCHED,
+    _attended: ATTENTION + [f"{name}_backward" for name in ATTENTION],
+    _normed: NORMED,
+    _by_statistics: STATISTICS,
+    _entropy: ENTROPIES,
+    _indexed: ["index", "index_put", "index_select"],
+}
+RULES = {name: rule for rule, names in NAMES.items() for name in names}
