@@ -218,7 +218,6 @@ def test_batches_broadcast_to_w_s():
     c = torch.ones(3, 4)
     P = torch.ones(2, 1, 5)
     v = random(4, name=b"v")
-    w = random(3, 4, name=b"w").abs()
     left = (W - v[:, None]) @ torch.linalg.pinv(right)
     batch = certify(
         W,
@@ -228,7 +227,6 @@ def test_batches_broadcast_to_w_s():
         P,
         p=3,
         shift=v,
-        error_weights=w,
     )
     assert (
         batch.upper.shape == batch.lower.shape == batch.residual.shape == batch.gap.shape == (2, 3)
@@ -241,7 +239,6 @@ def test_batches_broadcast_to_w_s():
         P[1, 0],
         p=3,
         shift=v,
-        error_weights=w[2],
     )
     for name in ("upper", "lower", "residual"):
         assert_close(getattr(batch, name)[1, 2], getattr(one, name))

@@ -1,4 +1,4 @@
-"""factorize: batches, scales, error weights, honest warnings."""
+"""factorize: batches, scales, honest warnings."""
 
 import math
 import warnings
@@ -11,7 +11,7 @@ from laws import normal
 from torch.testing import assert_close
 
 from torchdp import workloads
-from torchdp.factorization import certify, factorize, gamma, signature_form
+from torchdp.factorization import factorize, signature_form
 
 CASES = [
     (2.0, False),
@@ -20,14 +20,6 @@ CASES = [
     (math.inf, False),
     (math.inf, True),
 ]
-WEIGHTED = [
-    (2.0, True),
-    (3.0, False),
-    (math.inf, False),
-    (math.inf, True),
-]
-
-
 random = partial(laws.normal, name=b"error weights")
 
 
@@ -146,69 +138,3 @@ def test_guarantee_factorize_reports_an_early_stop_and_is_still_true(n):
     assert record[0].filename == __file__
     assert early.lower <= factorize(symmetric).certificate.upper
     assert early.upper >= factorize(symmetric).certificate.lower
-
-
-@pytest.mark.parametrize(("p", "shift"), WEIGHTED)
-def test_factors_are_w_s_and_the_norm_is_the_weighted_one(p, shift):
-    W = random(6, 8)
-    w = random(6, name=b"w").abs() + 0.1
-    found = factorize(
-        W,
-        p,
-        shift,
-        tol=1e-6,
-        error_weights=w,
-    )
-    product = (
-        found.left @ found.right
-        if found.shift is None
-        else found.left @ found.right + found.shift[:, None]
-    )
-    assert_close(product, W, rtol=0, atol=1e-9)
-    rows = torch.linalg.vector_norm(w * found.left.norm(dim=1), ord=p)
-    assert_close(rows * found.sensitivity, found.certificate.upper)
-    # balanced in the weighted norm
-    assert_close(rows, found.sensitivity)
-    # the weighted norm is that of the weighted matrix
-    assert_close(found.certificate.lower, gamma(w[:, None] * W, p, shift), rtol=2e-6, atol=0)
-
-
-@pytest.mark.parametrize(("p", "shift"), WEIGHTED)
-def test_guarantee_weighted_certificate_is_certify_s(p, shift):
-    W = random(6, 8)
-    w = random(6, name=b"w").abs() + 0.1
-    found = factorize(W, p, shift, error_weights=w)
-    factors = W, found.left, found.right, found.row_weights, found.column_weights
-    again = certify(
-        *factors,
-        p=p,
-        shift=found.shift,
-        error_weights=w,
-    )
-    by_hand = certify(
-        w[:, None] * W,
-        w[:, None] * found.left,
-        *factors[2:],
-        p=p,
-        shift=None if found.shift is None else w * found.shift,
-    )
-    for name in ("upper", "lower", "residual"):
-        for other in (found.certificate, by_hand):
-            # the same numbers in another order
-            assert_close(getattr(again, name), getattr(other, name), rtol=1e-12, atol=1e-14)
-    truth = factorize(w[:, None] * W, p, shift, tol=1e-6).certificate
-    assert laws.overlap(again, truth)
-    # negative control: another number
-    unweighted = certify(*factors, p=p, shift=found.shift)
-    assert abs(unweighted.upper / again.upper - 1) > 1e-2
-
-
-def test_kronecker_products_are_factored_whole_and_weighed_by_factors_where_weights_are_a_product():
-    W = workloads.Workload("pair", workloads.prefix(3).factors + workloads.unequal(2).factors)
-    a = torch.tensor([1.0, 2.0, 3.0]).double()
-    b = torch.tensor([0.5, 1.0]).double()
-    whole = factorize(W, tol=1e-6, error_weights=torch.kron(a, b))
-    factors = tuple(w[:, None] * f for w, f in zip((a, b), W.factors, strict=True))
-    parts = factorize(workloads.Workload("weighed", factors), tol=1e-6)
-    assert_close(whole.certificate.upper, parts.certificate.upper, rtol=2e-6, atol=0)
-    assert_close(whole.left @ whole.right, W.dense())

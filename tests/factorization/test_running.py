@@ -1,4 +1,4 @@
-"""Running sums that are never formed: paths, the rule, bounds and noise against dense matrices and
+"""Running sums that are never formed: paths, the rule, and bounds against dense matrices and
 60 digits.
 """
 
@@ -18,7 +18,6 @@ from torchdp.factorization.certificates.running_certificate import (
     quadrature,
     sum_variances,
 )
-from torchdp.noise import SeededNoise
 from torchdp.workloads import RunningSums
 
 # decay, whether learning rates fall
@@ -164,44 +163,6 @@ def test_rounding_stays_far_below_what_is_allowed_for(motion, spread):
             variances = sum_variances(W, P, leaks[None])[0]
             found = math.fsum((leaks * variances).tolist())
             assert abs(found / exact - 1) < (64 * 9 + 4 * n) * 2.0**-53 / 25
-
-
-class Units(SeededNoise):
-    """Normals that are rows of the identity, one after the other: what is drawn becomes a
-    matrix.
-    """
-
-    def normal(self, shape, dtype=torch.float64):
-        start = getattr(self, "used", 0)
-        self.used = getattr(self, "used", 0) + shape[0]
-        return torch.eye(shape[1], dtype=dtype)[start : self.used]
-
-
-@pytest.mark.parametrize(
-    ("n", "motion"),
-    [(1, MOTIONS[0]), (6, MOTIONS[0]), (1, MOTIONS[2]), (20, MOTIONS[2])]
-    + [(9, motion) for motion in MOTIONS[1:]],
-)
-def test_noise_has_its_covariance_and_the_sensitivity_is_a_bound(n, motion):
-    W = sums(n, *motion)
-    found = factorize(W)
-    units = Units(0)
-    sources = 1 + len(found.rule.levels)
-    L = found.correlated_noise(n * sources, noise=units)
-    assert units.used == L.shape[1]
-    covariance = L @ L.mT
-    M = weighted(W, found.row_weights, found.column_weights)
-    Q, S, _ = torch.linalg.svd(M)
-    rule = found.rule
-    f = (rule.shares / (S[:, None] ** -2 + rule.levels)).sum(-1) + rule.white
-    scale = found.row_weights.rsqrt()
-    assert torch.allclose(covariance, scale[:, None] * ((Q * f) @ Q.mT) * scale, rtol=1e-8)
-    assert torch.allclose(found.row_norms, covariance.diagonal().sqrt())
-    dense = W.dense()
-    squares = (dense.mT @ torch.linalg.solve(covariance, dense)).diagonal()
-    columns = squares.sqrt()
-    assert (1 - 1e-3) * found.sensitivity <= columns.max() <= found.sensitivity
-    assert torch.isclose(found.row_norms.max() * found.sensitivity, found.certificate.upper)
 
 
 def test_norms_and_bad_input():

@@ -61,15 +61,6 @@ class TestGaussianMean(Curator):
         return self.x.mean(0)
 
 
-class TestConcentratedMean(TestGaussianMean):
-    protocol = GaussianMean.calibrated(
-        BOX,
-        noise_shape(BOX, math.inf),
-        rho=0.1,
-        delta=1e-5,
-    )
-
-
 class TestGaussianMoments(Curator):
     protocol = GaussianMoments.calibrated(
         BALL,

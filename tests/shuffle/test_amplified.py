@@ -209,11 +209,17 @@ def test_the_bound_is_the_exact_sum_of_binomials(local, epsilon, n):
 
 @pytest.mark.parametrize(
     "blanket",
-    [KINDS[name](2.0).blanket for name in ("SubsetSelection", "HadamardResponse")],
+    [
+        KINDS["SubsetSelection"](2.0).blanket,
+        KINDS["HadamardResponse"](2.0).blanket,
+        # two sets above a half share something
+        Blanket.two_level(0.5, 0.6),
+        Blanket.two_level(0.5, 0.9),
+    ],
 )
 @pytest.mark.parametrize("n", [1, 3, 8])
 def test_the_bound_is_the_exact_sum_over_all_counts(blanket, n):
-    for epsilon in (0.0, 0.2, 0.8):
+    for epsilon in (0.0, 0.1, 0.4):
         assert 1 <= blanket_delta(blanket, epsilon, n) / by_counts(blanket, epsilon, n) < 1.05
 
 
@@ -514,14 +520,3 @@ def test_guarantee_sets_that_share_less_and_ratios_that_are_rounded_up_hide_less
 def test_a_crowd_of_noise_with_a_delta_is_refused():
     with pytest.raises(ValueError, match="client must be private by each message alone"):
         Amplified(GaussianVector(4, 1.0, delta=1e-6), 100, 1e-6)
-
-
-@pytest.mark.parametrize("share", [0.6, 0.9])
-@pytest.mark.parametrize("n", [2, 8])
-def test_guarantee_large_sets_are_bounded_by_all_counts(share, n):
-    """The same measure of sets, all ways to fall on them counted; two sets above a half share
-    something.
-    """
-    blanket = Blanket.two_level(0.5, share)
-    for epsilon in (0.0, 0.1, 0.4):
-        assert 1 <= blanket_delta(blanket, epsilon, n) / by_counts(blanket, epsilon, n) < 1.05

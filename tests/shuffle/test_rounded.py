@@ -1,4 +1,4 @@
-"""Accounting of randomly rounded vectors: against enumeration and exact composition, with negative
+"""Accounting of randomly rounded vectors: against exact composition, with negative
 controls.
 """
 
@@ -7,7 +7,6 @@ import math
 
 import numpy as np
 import pytest
-from laws import hockey_stick
 from scipy import stats
 
 from torchdp.privacy import Model, gaussian_sigma
@@ -85,20 +84,6 @@ def test_guarantee_rounded_vectors_are_private_by_exact_composition(instances, c
         )
         > delta
     )
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_guarantee_rounded_delta_covers_unequal_changes_by_enumeration(seed):
-    """Two coordinates, every pair of outcomes."""
-    rng = np.random.default_rng(seed)
-    mean = 9.0
-    epsilon = 0.7
-    q, other = rng.random((2, 2))
-    change = float(((q - other) ** 2).sum())
-    certified = delta_of(PoissonSum(50, mean), epsilon, Sensitivity(2, change))
-    P = np.multiply.outer(*(rounded(mean, x)[:80] for x in q))
-    Q = np.multiply.outer(*(rounded(mean, x)[:80] for x in other))
-    assert hockey_stick(P, Q, epsilon) <= certified
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 4.5])

@@ -289,11 +289,7 @@ def facts(value):
 
 @pytest.mark.parametrize(("arguments", "error", "words"), [
     ({"trials": None}, ValueError, "as many as target_relative_ci needs"),
-    ({"devices": ["abacus"]}, ValueError, "devices must be of torch"),
-    ({"devices": ["cpu", "meta"]}, ValueError, "of one kind"),
     ({"device": "abacus"}, ValueError, "device must be a device of this machine"),
-    ({"executor": THREADS, "devices": ["cpu"]}, ValueError, "excludes device and executor"),
-    ({"executor": 3}, TypeError, "concurrent.futures.Executor or a dask"),
 ])  # fmt: skip
 def test_of_run(arguments, error, words):
     with pytest.raises(error, match=words):
@@ -305,6 +301,10 @@ def test_of_run(arguments, error, words):
     ({"make_trial": facts(math.nan)}, ValueError, r"facts\['p'\]"),
     ({"make_trial": facts(torch.tensor(1.0))}, TypeError, r"facts\['p'\]"),
     ({"shard": (2, 2)}, ValueError, r"shard\[0\]"), ({"shard": (0, 0)}, ValueError, r"shard\[1\]"),
+    ({"devices": ["abacus"]}, ValueError, "devices must be of torch"),
+    ({"devices": ["cpu", "meta"]}, ValueError, "of one kind"),
+    ({"executor": THREADS, "devices": ["cpu"]}, ValueError, "excludes device and executor"),
+    ({"executor": 3}, TypeError, "concurrent.futures.Executor or a dask"),
     ({"shard": (0, 2), "target_relative_ci": 0.1}, ValueError, "share one store"),
 ])  # fmt: skip
 def test_of_sweep(tmp_path, arguments, error, words):

@@ -266,17 +266,15 @@ def test_other_code_is_refused_kept_or_measured_again_and_never_merged(tmp_path)
     assert len(read(path)) == 2 + 3 + 2
 
 
-@pytest.mark.parametrize("devices", [None, pytest.param(["cpu"], marks=pytest.mark.slow)])
-def test_one_bad_configuration_does_not_stop_the_others(tmp_path, expected, devices):
+def test_one_bad_configuration_does_not_stop_the_others(tmp_path, expected):
     path = tmp_path / "store.jsonl"
     bad = functools.partial(broken, GRID[1])
-    with pytest.raises((ZeroDivisionError, RuntimeError), match="a planted error"):
-        sweep(bad, GRID, store=path, devices=devices, **SETTINGS)
+    with pytest.raises(ZeroDivisionError, match="a planted error"):
+        sweep(bad, GRID, store=path, **SETTINGS)
     rows = sweep(
         bad,
         GRID,
         store=path,
-        devices=devices,
         on_error=OnError.GO_ON,
         **SETTINGS,
     )

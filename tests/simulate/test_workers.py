@@ -19,7 +19,7 @@ from worker_trials import GRID, PATIENCE, SETTINGS, never, results, wait_until
 from worker_trials import block_lines as lines
 
 import torchdp
-from torchdp.simulate import OnError, read, run, sweep
+from torchdp.simulate import OnError, read, sweep
 
 TWO = ["cpu", "cpu"]
 
@@ -141,22 +141,28 @@ def test_an_exception_names_its_block_and_device_once(tmp_path, expected, capfd,
     assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
 
 
-def test_workers_have_the_bits_of_one_thread_and_the_default_dtype_of_this_process():
+def test_workers_have_the_bits_of_one_thread_and_the_default_dtype_of_this_process(tmp_path):
     """A function inside a function is sent too."""
     threads = torch.get_num_threads()
     dtype = torch.get_default_dtype()
     scale = 2.0
-    once = partial(
-        run, lambda generator, size: scale * trials.large_sum(generator, size), 2, 5, block_size=1
-    )
+
+    def sums(config):
+        return lambda generator, size: scale * trials.large_sum(generator, size)
+
+    def once(name, **where):
+        store = tmp_path / name
+        rows = sweep(sums, [{}], trials=2, seed=5, block_size=1, store=store, **where)
+        return rows[0].moments
+
     try:
         torch.set_default_dtype(torch.float64)
         torch.set_num_threads(1)
-        one = once().moments
+        one = once("one")
         torch.set_num_threads(4)
         # the check has power
-        assert once().moments != one
-        assert once(devices=["cpu"]).moments == one
+        assert once("four") != one
+        assert once("worker", devices=["cpu"]) == one
     finally:
         torch.set_num_threads(threads)
         torch.set_default_dtype(dtype)
@@ -170,8 +176,6 @@ def test_what_cannot_be_sent_is_refused_before_any_work(tmp_path):
     ):
         sweep(bad, GRID, store=store, devices=TWO, **SETTINGS)
     assert not store.parent.exists()
-    with pytest.raises(TypeError, match="trial cannot be sent"):
-        run(partial(torch.rand, threading.Lock()), 10, 0, devices=TWO)
 
 
 @pytest.mark.slow  # starts a cluster
@@ -260,16 +264,11 @@ def test_workers_end_with_their_parent_and_the_next_call_resumes(tmp_path, expec
     assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
 
 
-def test_a_device_of_an_executor_need_not_be_here():
+def test_a_device_of_an_executor_need_not_be_here(tmp_path):
     """Its workers have it, or say so."""
+    settings = {"store": tmp_path / "store.jsonl", "device": "cuda:99", **SETTINGS}
     with ThreadPoolExecutor(1) as executor:
-        with pytest.raises((RuntimeError, ValueError), match=r"block 0 of seed 1.*on cuda:99"):
-            run(
-                trials.squared_error,
-                10,
-                1,
-                executor=executor,
-                device="cuda:99",
-            )
+        with pytest.raises((RuntimeError, ValueError), match=r"block 0 of seed 7.*on cuda:99"):
+            sweep(trials.make_trial, GRID, executor=executor, **settings)
     with pytest.raises(ValueError, match="device must be a device of this machine"):
-        run(trials.squared_error, 10, 1, device="cuda:99")
+        sweep(trials.make_trial, GRID, **settings)

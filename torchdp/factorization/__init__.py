@@ -10,7 +10,7 @@
 
 | question | function |
 |---|---|
-| W exactly; weighted rows or columns; a free shift | :func:`factorize`, :func:`signature_form` |
+| W exactly; a free shift | :func:`factorize`, :func:`signature_form` |
 | any error, any structure, by descent: groups of columns, bands, signs, custom modules | :func:`train` |
 | W within alpha, or at a price for the largest error | :func:`approximate`, :func:`zeta`, :func:`least_error` |
 | prefix sums of millions of steps, matrix-free | :func:`factorize` of ``workloads.RunningSums`` |
@@ -47,7 +47,6 @@ Notation (W is m x n: queries x types; a column is what one user holds):
 | `gamma_F` | gamma_F(W) | Edmonds, Nikolov and Ullman's, divided by sqrt(m): root mean squared error of a query | no |
 | p | Gamma_p(+-w_1, ..., +-w_n) | Nikolov and Tang's norm of W's columns and their negatives, not divided | no |
 | p, shift | Gamma_p(K) | Nikolov and Tang's norm of the set K of W's columns, not divided | no |
-| error_weights | w | weight of an error in query i: norm of diag(w) W | no |
 | `gamma2_dual` | gamma_2*(U) | largest <W, U> over gamma_2(W) <= 1 | no |
 | row_weights | c | dual weights of the queries, norm 1 in l_{p/(p-2)} | |
 | column_weights | P | dual weights of the types, a probability vector | |

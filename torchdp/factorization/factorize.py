@@ -21,7 +21,6 @@ from torchdp.factorization.certificates.certificate import (
     Certificate,
     certify,
     certify_kronecker,
-    check_error_weights,
     check_exponent,
     power_norm,
     rounded,
@@ -108,7 +107,6 @@ def factorize(
     shift: bool = ...,
     tol: float = ...,
     *,
-    error_weights: Tensor | None = ...,
     max_iterations: int = ...,
 ) -> Factorization: ...
 
@@ -119,28 +117,23 @@ def factorize(
     shift: bool = False,
     tol: float = 1e-3,
     *,
-    error_weights: Tensor | None = None,
     max_iterations: int = 10_000,
 ) -> Factorization | RunningFactorization:
     """The factorization W = L R of least norm, with its certificate.
 
-    With ``shift`` of W - v 1^T = L R, v free. Minimises (sum_i (w_i ||L_i||)^p)^{1/p} *
-    max_j ||R_j||, w = ``error_weights`` or 1. p = inf is gamma_2 (the worst query), p = 2 the root
-    of the summed squared errors, sqrt(m) times gamma_F.
+    With ``shift`` of W - v 1^T = L R, v free. Minimises (sum_i ||L_i||^p)^{1/p} * max_j ||R_j||. p
+    = inf is gamma_2 (the worst query), p = 2 the root of the summed squared errors, sqrt(m) times
+    gamma_F. For errors that weigh w factor ``w[:, None] * W`` and divide the rows of left by w.
 
     Args:
         W: (*batch, m, n), real, numpy arrays and lists too, or a :class:`Workload`, or
             :class:`RunningSums` (with learning rates too, without momentum), which are never
-            formed: in memory for a few vectors, with neither ``shift`` nor ``error_weights``, as a
+            formed: in memory for a few vectors, without ``shift``, as a
             :class:`RunningFactorization`. A Kronecker product is factored factor by factor, but
-            whole with ``shift`` or ``error_weights`` (weights that are a product themselves: weigh
-            the factors of the workload).
+            whole with ``shift``.
         p: in [2, inf].
         shift: whether v is free.
         tol: relative gap at which it stops.
-        error_weights: (*batch, m) or (m,), positive, the weight of an error in query i
-            (1 / target_i: errors relative to their targets); with them the certificate is of the
-            weighted norm, that of diag(w) W, and ``certify(..., error_weights=w)`` judges it again.
         max_iterations: of each matrix.
 
     The factors follow W's dtype (integers: float64; half precision: float32) and device; the solver
@@ -157,10 +150,8 @@ def factorize(
     """
     checks.instance("shift", shift, bool)
     if isinstance(W, RunningSums):
-        if shift or error_weights is not None:
-            raise ValueError(
-                "shift and error_weights need the matrix itself: pass RunningSums(...).dense()"
-            )
+        if shift:
+            raise ValueError("shift needs the matrix itself: pass RunningSums(...).dense()")
         running = factorize_running(W, p, tol, max_iterations)
         size = torch.ones((), dtype=torch.float64, device="cpu")
         warn_where_open(
@@ -168,17 +159,11 @@ def factorize(
         )
         return running
     matrices = matrices_of(W)
-    if shift or error_weights is not None:  # neither norm is multiplicative
+    if shift:  # its norm is not multiplicative
         matrices = [reduce(torch.kron, matrices)]
-    if error_weights is not None:
-        target = matrices[0]
-        w = check_error_weights(error_weights, target)
-        matrices = [checks.floating("error_weights times W", w[..., None] * target)]
     parts = factors(matrices, p, shift, tol, max_iterations)
     # A single part keeps its own certificate, without the rounding of a product.
     result = kronecker(parts) if len(parts) > 1 else parts[0]
-    if error_weights is not None:
-        result = _unweighted(target, w, result, p)
     warn(matrices, result.certificate, tol, result.iterations, max_iterations)
     return result
 
@@ -248,17 +233,6 @@ def kronecker(parts: Sequence[Factorization]) -> Factorization:
     certificate = rounded(certificate, right.shape[-1], rounding_of(len(parts), right.dtype))
     iterations = max(part.iterations for part in parts)
     return replace(parts[0], **dense, certificate=certificate, iterations=iterations)
-
-
-def _unweighted(W: Tensor, w: Tensor, weighted: Factorization, p: float) -> Factorization:
-    """The factorization of W from that of diag(w) W, judged in W's dtype."""
-    left = (weighted.left / w[..., None]).to(W.dtype)
-    right = weighted.right.to(W.dtype)
-    shift = None if weighted.shift is None else (weighted.shift / w).to(W.dtype)
-    c = weighted.row_weights
-    P = weighted.column_weights
-    certificate = certify(W, left, right, c, P, p=p, shift=shift, error_weights=w)
-    return replace(weighted, left=left, right=right, shift=shift, certificate=certificate)
 
 
 def rounding_of(parts: int, dtype: torch.dtype) -> float:

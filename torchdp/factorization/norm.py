@@ -93,8 +93,8 @@ def gamma(
 
     Returns the certified lower bound, within ``tol`` of the norm, of shape (*batch). Its gradient
     is the witness U of the weights found: a subgradient of the norm up to ``tol``, and the gradient
-    where the optimum is unique. First order only. For the weighted norm of :func:`factorize`:
-    gamma(error_weights[:, None] * W). Warns and raises like :func:`factorize`.
+    where the optimum is unique. First order only. For errors that weigh w: gamma(w[:, None] * W).
+    Warns and raises like :func:`factorize`.
 
     Guarantees: the value is a lower bound on the norm; gamma(W') >= <W', U> up to ``tol`` for every
     W'.

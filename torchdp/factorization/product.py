@@ -44,21 +44,14 @@ ASYMMETRIC = 1e-12
 class ProductFactorization(Brief):
     """W_1 (x) W_2 (x) ... = (L_1 (x) L_2 (x) ...) (R_1 (x) R_2 (x) ...), held as its factors.
 
-    L is m x r and R is r x n with m, r, n the products of the factors' sizes; type x is the
-    mixed-radix index of its coordinates, the first factor's counting most, as in :class:`Workload`.
+    Type x is the mixed-radix index of its coordinates, the first factor's counting most, as in
+    :class:`Workload`.
 
     Args:
         factors: factorizations of single matrices W_i, all for the same p and none with a shift.
     """
 
     factors: tuple[Factorization, ...]
-
-    def __post_init__(self) -> None:
-        for factor in checks.several("factors", self.factors, Factorization):
-            if factor.shift is not None or factor.right.ndim != 2:
-                raise ValueError(
-                    "factors must be factorizations of single matrices, without a shift"
-                )
 
     @property
     def certificate(self) -> Certificate:
@@ -69,42 +62,6 @@ class ProductFactorization(Brief):
     def sensitivity(self) -> Tensor:
         """Largest column norm of R, the product of the factors' sensitivities; a scalar."""
         return torch.stack([factor.sensitivity for factor in self.factors]).prod()
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(m, r, n): queries, rows of R, types."""
-        m = math.prod(len(factor.left) for factor in self.factors)
-        r = math.prod(len(factor.right) for factor in self.factors)
-        n = math.prod(factor.right.shape[1] for factor in self.factors)
-        return m, r, n
-
-    def columns(self, types: Tensor) -> Tensor:
-        """R's columns of the given types, (len(types), r): what the users' devices hold.
-
-        In time and memory for them. types: (len,), integers in [0, n). Raises TypeError,
-        ValueError.
-        """
-        stride = self.shape[2]
-        types = checks.indices("types", types, stride)
-        if types.ndim != 1:
-            raise ValueError(f"types must be one-dimensional, not of shape {tuple(types.shape)}")
-        # The first factor's coordinate counts most: its stride is the longest.
-        held = self.factors[0].right.new_ones(len(types), 1)
-        for factor in self.factors:
-            n = factor.right.shape[1]
-            stride //= n
-            coordinates = types // stride % n
-            columns = factor.right[:, coordinates].mT  # (len, r_i)
-            held = (held[:, :, None] * columns[:, None]).flatten(1)
-        return held
-
-    def encode(self, histogram: Tensor) -> Tensor:
-        """R h: histograms (*batch, n) to (*batch, r), one factor at a time."""
-        return _multiply("histogram", [factor.right for factor in self.factors], histogram)
-
-    def decode(self, y: Tensor) -> Tensor:
-        """L y: (*batch, r), such as noisy encodings, to answers (*batch, m), factor by factor."""
-        return _multiply("y", [factor.left for factor in self.factors], y)
 
     def dense(self) -> Factorization:
         """L and R formed: (m, r) and (r, n). Its certificate charges the products' rounding."""
@@ -136,20 +93,6 @@ def factorize_product(
     iterations = max(factor.iterations for factor in result.factors)
     warn(matrices, result.certificate, tol, iterations, max_iterations)
     return result
-
-
-def _multiply(name: str, matrices: Sequence[Tensor], x: Tensor) -> Tensor:
-    """(A_1 (x) A_2 (x) ...) x for x (*batch, n_1 n_2 ...), in the matrices' dtype."""
-    x = checks.floating(name, x).to(matrices[0].dtype)
-    n = math.prod(A.shape[1] for A in matrices)
-    if x.ndim == 0 or x.shape[-1] != n:
-        raise ValueError(f"{name} must have shape (*batch, {n}), not {tuple(x.shape)}")
-    batch = x.shape[:-1]
-    # The leading mode is multiplied and moved last; once for each factor restores the order.
-    for A in matrices:
-        leading = x.reshape(*batch, A.shape[1], -1)
-        x = (A @ leading).mT.reshape(*batch, -1)
-    return x
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,10 @@ from torchdp.factorization.certificates.running_certificate import (
     Quadrature,
     certify_running,
     column_numbers,
-    draw,
     quadrature,
     row_numbers,
 )
 from torchdp.factorization.solvers.iteration import History, simplex
-from torchdp.noise import Noise, source
 from torchdp.threads import one_thread
 from torchdp.workloads import RunningSums
 
@@ -67,8 +65,7 @@ class RunningFactorization:
     """W = L R for running sums W, as weights and a rule.
 
         L L^T = diag(c)^{-1/2} f((M M^T)^{-1}) diag(c)^{-1/2},  M = diag(c)^{1/2} W diag(P)^{1/2};
-    f is a sum of len(rule.levels) resolvents, so that the noise L Z is a sum of as many Gaussian
-    paths.
+    f is a sum of len(rule.levels) resolvents.
 
     Args:
         workload: W.
@@ -89,32 +86,6 @@ class RunningFactorization:
     sensitivity: float
     certificate: Certificate
     iterations: int
-
-    def correlated_noise(self, size: int = 1, *, noise: Noise | None = None) -> Tensor:
-        """L Z, Z of standard normal entries: the noise of all sums, (steps, size).
-
-        Where each user enters one step with a part of norm at most 1 and noise is multiplied by
-        sigma sensitivity, the noisy sums of all steps are as private as one Gaussian of standard
-        deviation sigma. In time for len(rule.levels) times as many normals, and memory for a few.
-
-        Args:
-            size: independent columns.
-            noise: from the system for None.
-
-        Guarantees: its covariance is L L^T, in each column.
-        Source: Denisov, McMahan, Rush, Smith, Thakurta (2022), Theorem 2.1.
-        """
-        size = checks.integer("size", size, 1)
-        c = self.row_weights
-        draws = source(noise, c.device)
-        rates = self.workload.rates
-        variances = self.column_weights if rates is None else self.column_weights * rates.square()
-        white = (self.rule.white / c).sqrt()
-        total = white[:, None] * draws.normal((len(c), size))
-        for level, share in zip(self.rule.levels, self.rule.shares, strict=True):
-            path = draw(variances, level * c, self.workload.decay, size, draws)
-            total += share.sqrt() * path
-        return total
 
 
 @one_thread

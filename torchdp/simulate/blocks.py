@@ -2,20 +2,17 @@
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from torchdp.checks import function, integer, positive
+from torchdp import checks
 from torchdp.simulate.moments import Measured, Moments, merge_all, same_numbers
 from torchdp.simulate.streams import block_generator, canonical
-from torchdp.simulate.workers import Jobs, answers
 
 # Trials where no number is set: more than anybody runs, yet a number that sizes are computed of.
 MANY = 10**15
@@ -235,10 +232,10 @@ class Asked:
             raise ValueError(
                 "trials=None means as many as target_relative_ci needs: give that, or a number"
             )
-        self.trials = MANY if trials is None else integer("trials", trials, 1)
-        self.seed = integer("seed", seed, 0, 2**256)
-        self.block_size = integer("block_size", block_size, 1)
-        self.target = None if target is None else positive("target_relative_ci", target)
+        self.trials = MANY if trials is None else checks.integer("trials", trials, 1)
+        self.seed = checks.integer("seed", seed, 0, 2**256)
+        self.block_size = checks.integer("block_size", block_size, 1)
+        self.target = None if target is None else checks.positive("target_relative_ci", target)
         self.shard = _shard(shard)
         if shard is not None and target is not None:
             raise ValueError(
@@ -260,8 +257,8 @@ def _shard(shard: object) -> tuple[int, int] | None:
     if not isinstance(shard, tuple) or len(shard) != 2:
         raise TypeError(f"shard must be a pair (i, n) such as (0, 4), not {shard!r}")
     # The number of shards first: the index lies below it.
-    count = integer("shard[1]", shard[1], 1)
-    index = integer("shard[0]", shard[0], 0, count - 1)
+    count = checks.integer("shard[1]", shard[1], 1)
+    index = checks.integer("shard[0]", shard[0], 0, count - 1)
     return index, count
 
 
@@ -289,8 +286,6 @@ def run(
     block_size: int = 1024,
     target_relative_ci: float | None = None,
     device: torch.device | str | None = None,
-    devices: Sequence[torch.device | str] | None = None,
-    executor: Any = None,
     progress: bool | None = None,
 ) -> Result:
     """The moments of ``trials`` independent samples of ``trial``.
@@ -298,9 +293,8 @@ def run(
     Block b holds samples b * block_size up to (b + 1) * block_size and draws from
     ``block_generator(seed, config, b, device)``; the blocks are merged in order. On one model of
     device and one version of torch the moments depend on (trial, trials, seed, config, block_size)
-    and nothing else, but where the trial itself changes with the number of CPU threads, as
-    decompositions do in their last bits: a worker of ``devices`` has one thread, this process may
-    have more (OMP_NUM_THREADS).
+    and nothing else, but where the trial itself changes with the number of CPU threads
+    (OMP_NUM_THREADS), as decompositions do in their last bits.
 
     Args:
         trial: ``trial(generator, size)`` returns (size,) independent samples, for example squared
@@ -315,44 +309,30 @@ def run(
             interval over abs(mean) is at most this. With blocks of few samples it stops too early
             too often.
         device: where the generators live, in this process; for None torch's default device.
-        devices: instead of ``device``: a worker process for each, such as ``["cuda:0", "cuda:1"]``,
-            all of one kind. A script calls this under ``if __name__ == "__main__":``.
-        executor: instead of ``devices``: any ``concurrent.futures.Executor``, a
-            ``dask.distributed.Client`` or its ``get_executor()``. Its workers have torchdp and the
-            modules of the trial; ``device`` is theirs (a GPU a worker: "cuda"). It stays open, and
-            what dies in it is its own to do again.
         progress: show a bar; None shows one on a terminal only.
 
     Raises:
         TypeError, ValueError: bad arguments, or samples of another shape, NaN or infinite, with
-            their block.
-        RuntimeError: a trial in a worker raised something else. ChildProcessError: two workers died
-            in one block.
+            their block; and what the trial raises.
 
     Source: the stopping rule is that of Chow and Robbins 1965, for relative width Nadas 1969,
     looked at on block boundaries; its coverage tends to 95 % as the target tends to 0.
     """
-    function("trial", trial)
+    checks.function("trial", trial)
     given = {} if config is None else config
     # Refuses, before any work, a configuration that no stream can be named after.
     canonical(given)
     asked = Asked(trials, seed, block_size, target_relative_ci)
     blocks: Gathering[Part] = asked.gathering({})
-
-    class Blocks(Jobs[Block]):
-        def next(self, previous: Block | None) -> Block | None:
+    here = checks.device("device", torch.get_default_device() if device is None else device)
+    with progress_bar(trials, progress) as bar:
+        while True:
             key = blocks.hand_out()
-            return None if key is None else Block(asked.seed, given, *key)
-
-    parts = answers("trial", partial(run_block, trial), Blocks(), device, devices, executor)
-    # However this is left, at a target or by an error, closing ends the workers.
-    with progress_bar(trials, progress) as bar, closing(parts):
-        for block, part in parts:
-            blocks.take_back(block.index, block.size, part)
-            # Merged samples alone: others may never count.
-            bar.update(blocks.moments.count - bar.n)
-            if blocks.finished:
+            if key is None:
                 break
+            part = run_block(trial, Block(asked.seed, given, *key), here)
+            blocks.take_back(*key, part)
+            bar.update(part.moments.count)
     reached = None if target_relative_ci is None else blocks.reached
     return Result(blocks.metrics, blocks.blocks, blocks.seconds, reached)
 

@@ -15,7 +15,6 @@ from torchdp.simulate.blocks import Asked, Block, Gathering, progress_bar
 from torchdp.simulate.moments import Measured, Moments
 from torchdp.simulate.store import Claims, Failure, Reader, Record, Run, RunKey, Start, append
 from torchdp.simulate.streams import canonical, digest
-from torchdp.simulate.workers import Jobs
 
 # Seconds between looks at a store whose last blocks others run: a look at a file that has not grown
 # reads nothing.
@@ -170,8 +169,11 @@ class Job:
         return str(self.block)
 
 
-class Work(Jobs[Job]):
-    """What is left to do, and the store of what was done, which other sweeps may share."""
+class Work:
+    """What is left to do, and the store of what was done, which other sweeps may share.
+
+    It is asked as it goes, since what is needed may depend on the records.
+    """
 
     def __init__(
         self,
@@ -214,7 +216,7 @@ class Work(Jobs[Job]):
                     break
 
     def next(self, previous: Job | None) -> Job | None:
-        """Of the run before, whose trial is made; of one that nobody has; of any."""
+        """Of the run before, whose trial is made; of one that nobody has; of any; None: of none."""
         for index in self._candidates(previous):
             run = self._runs[index]
             for block, size in iter(run.blocks.hand_out, None):
@@ -230,6 +232,7 @@ class Work(Jobs[Job]):
         return None
 
     def wait(self) -> bool:
+        """When nothing is left and nothing is busy: True, after a pause, if more may come."""
         if not self._elsewhere or not self._open:
             return False
         # The other process may store its block, or die: then its lock is free, and ``next`` takes
@@ -239,6 +242,7 @@ class Work(Jobs[Job]):
         return True
 
     def failed(self, job: Job, error: Exception) -> bool:
+        """Whether to go on without that job's run; else the error is raised."""
         run = self._runs[job.run]
         text = f"{type(error).__name__}: {error}"
         failure = Failure(list(run.key), run.config, text, self._begun.start, time.time())

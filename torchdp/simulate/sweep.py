@@ -70,7 +70,8 @@ def sweep(
     Each finished block is on the disk before whoever ran it starts the next. On one model of device
     and one version of torch the moments are bit-identical however often the sweep was killed, in
     whatever order the grid was given, however many devices ran it, and however many processes
-    shared the store; about the number of CPU threads see :func:`torchdp.simulate.run`. Over several
+    shared the store; where bits depend on the number of CPU threads, as those of decompositions do,
+    a worker of ``devices`` has one, this process may have more (OMP_NUM_THREADS). Over several
     models of GPU a row is as good, but depends on which of them ran which block. Blocks of another
     seed, block size, configuration or code (``code_of(make_trial)``) never enter a row.
 
@@ -85,9 +86,13 @@ def sweep(
         target_relative_ci: where a configuration may stop.
         device: where the generators live, in this process; for None torch's default device.
         progress: show a bar; None shows one on a terminal only.
-        devices: a worker process for each; it is ``make_trial`` that is sent to the workers. One
-            that dies is replaced, and its block is run again, once.
-        executor: instead of ``devices``, as in :func:`torchdp.simulate.run`.
+        devices: instead of ``device``: a worker process for each, such as ``["cuda:0", "cuda:1"]``,
+            all of one kind; it is ``make_trial`` that is sent to them. One that dies is replaced,
+            and its block is run again, once. A script sweeps under ``if __name__ == "__main__":``.
+        executor: instead of ``devices``: any ``concurrent.futures.Executor``, a
+            ``dask.distributed.Client`` or its ``get_executor()``. Its workers have torchdp and the
+            modules of the trial; ``device`` is theirs (a GPU a worker: "cuda"). It stays open, and
+            what dies in it is its own to do again.
         store: path of the JSON lines file; made, with its folder, if it is missing.
         shard: (i, n): run every n-th block alone, from block i on, into a store of its own;
             ``merge`` makes one of n stores, and ``sweep`` without a shard its rows. Sweeps that
@@ -118,7 +123,7 @@ def sweep(
     begun = start({**asked.facts(), **_grid(runs, reader), "code": code})
     work = Work(runs, store, reader, begun, on_error)
     runner = _Runner(make_trial, asked.block_size, code)
-    records = answers("make_trial", runner, work, device, devices, executor)
+    records = answers(runner, work, device, devices, executor)
     work.finish(records, trials, progress)
     if asked.shard is None:
         return [run.row() for run in runs]

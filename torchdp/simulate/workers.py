@@ -1,4 +1,4 @@
-"""Jobs done in this process, in a process for each device, or by any executor."""
+"""Blocks of a sweep run in this process, in a process for each device, or by any executor."""
 
 import multiprocessing
 import os
@@ -6,7 +6,6 @@ import pickle
 import platform
 import signal
 import threading
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import (
@@ -20,15 +19,16 @@ from concurrent.futures import (
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import cloudpickle
 import torch
 
 from torchdp import checks
+from torchdp.simulate.config_runs import Job, Work
+from torchdp.simulate.store import Record
 
-J = TypeVar("J")
-A = TypeVar("A")
+Runner = Callable[[Job, torch.device], Record]
 Device = torch.device | str
 # Of workers in one job, after which it has failed: one death may be another program's doing.
 DEATHS = 2
@@ -41,70 +41,51 @@ DIED = (
 _held = threading.local()  # the order that this thread works on
 
 
-class Jobs(ABC, Generic[J]):
-    """What is to be done: asked as it goes, since what is needed may depend on the answers."""
-
-    @abstractmethod
-    def next(self, previous: J | None) -> J | None:
-        """The next job, for whoever just had ``previous``, if any; None when nothing is left."""
-
-    def wait(self) -> bool:
-        """When nothing is left and nothing is busy: True, after a pause, if more may come."""
-        return False
-
-    def failed(self, job: J, error: Exception) -> bool:
-        """Whether to go on without that job; else the error is raised."""
-        return False
-
-
 def answers(
-    name: str,
-    work: Callable[[J, torch.device], A],
-    jobs: Jobs[J],
-    device: Device | None = None,
-    devices: Sequence[Device] | None = None,
-    executor: Any = None,
-) -> Generator[tuple[J, A], None, None]:
-    """(job, work(job, device)) as the answers come, for every job.
+    run: Runner,
+    work: Work,
+    device: Device | None,
+    devices: Sequence[Device] | None,
+    executor: Any,
+) -> Generator[tuple[Job, Record], None, None]:
+    """(job, run(job, device)) as the records come, for every job of the work.
 
     Close it (``contextlib.closing``): that ends the processes of ``devices``, whatever happened.
     One that dies is replaced, and its job is done again.
 
     Args:
-        name: what the user calls that which must be sent to the workers.
-        work: run in this process, or in workers with one thread each.
+        run: done in this process, or in workers with one thread each.
         device: of this process, or of an executor's workers; None: torch's default.
         devices: a process for each.
         executor: a ``concurrent.futures.Executor``, or a ``dask.distributed.Client``.
 
     Raises:
-        TypeError, ValueError: at once, where the arguments contradict each other or the work cannot
+        TypeError, ValueError: at once, where the arguments contradict each other or ``run`` cannot
             be sent.
-        What the work raises; from a worker as TypeError, ValueError, OSError, MemoryError or
-        RuntimeError that names
-            the job and the device, with the worker's traceback as its cause; and what an executor
-            raises.
+        What ``run`` raises; from a worker as TypeError, ValueError, OSError, MemoryError or
+            RuntimeError that names the job and the device, with the worker's traceback as its
+            cause; and what an executor raises.
         ChildProcessError: a process died twice in one job.
     """
     if devices is not None and (executor is not None or device is not None):
         raise ValueError("devices excludes device and executor; give one of them")
     named = torch.get_default_device() if device is None else device
     if devices is None and executor is None:
-        return _here(work, jobs, checks.device("device", named))
+        return _here(run, work, checks.device("device", named))
     order = _Order(
-        work, torch.get_default_dtype(), torch.get_float32_matmul_precision(), _here_and_now()
+        run, torch.get_default_dtype(), torch.get_float32_matmul_precision(), _here_and_now()
     )
     try:
-        # pickle knows functions by name alone; a trial may be a lambda, or stand in a notebook.
+        # pickle knows functions by name alone; make_trial may be a lambda, or stand in a notebook.
         sent = cloudpickle.dumps(order)
     except Exception as error:
         raise TypeError(
-            f"{name} cannot be sent to workers ({error}); make it of functions and values"
+            f"make_trial cannot be sent to workers ({error}); make it of functions and values"
         ) from error
     if devices is not None:
-        return _spread([_Process(own, sent) for own in one_kind(devices)], jobs)
+        return _spread([_Process(own, sent) for own in one_kind(devices)], work)
     # of the workers: it need not be here
-    return _spread([_Given(executor, torch.device(named), sent)], jobs)
+    return _spread([_Given(executor, torch.device(named), sent)], work)
 
 
 def one_kind(devices: Sequence[Device]) -> list[torch.device]:
@@ -136,23 +117,23 @@ def one_kind(devices: Sequence[Device]) -> list[torch.device]:
 
 
 def _here(
-    work: Callable[[J, torch.device], A], jobs: Jobs[J], device: torch.device
-) -> Generator[tuple[J, A], None, None]:
+    run: Runner, work: Work, device: torch.device
+) -> Generator[tuple[Job, Record], None, None]:
     job = None
     while True:
-        job = jobs.next(job)
+        job = work.next(job)
         if job is None:
-            if jobs.wait():
+            if work.wait():
                 continue
             return
         try:
-            answer = work(job, device)
+            record = run(job, device)
         except Exception as error:
-            if not jobs.failed(job, error):
+            if not work.failed(job, error):
                 raise
         else:
-            # Outside of the try: what the reader of the answers throws in is not the job's error.
-            yield job, answer
+            # Outside of the try: what the reader of the records throws in is not the job's error.
+            yield job, record
 
 
 class _Process:
@@ -173,7 +154,7 @@ class _Process:
     def width(self) -> int:
         return 1
 
-    def submit(self, job: Any) -> Future[Any]:
+    def submit(self, job: Job) -> Future[Record]:
         try:
             # Empty: the process was given the order when it began.
             return self._executor.submit(do, b"", str(self.device), job)
@@ -213,8 +194,8 @@ class _Given:
             return 2 * max(1, sum(client.nthreads().values()))
         return 2 * (getattr(self._executor, "_max_workers", None) or os.cpu_count() or 1)
 
-    def submit(self, job: Any) -> Future[Any]:
-        future: Future[Any] = self._executor.submit(do, self._sent, str(self.device), job)
+    def submit(self, job: Job) -> Future[Record]:
+        future: Future[Record] = self._executor.submit(do, self._sent, str(self.device), job)
         return future
 
     def close(self) -> None:
@@ -222,20 +203,20 @@ class _Given:
 
 
 @dataclass
-class _Busy(Generic[J]):
+class _Busy:
     """A job in hand; deaths: of the workers that had it before."""
 
     place: _Process | _Given
-    job: J
+    job: Job
     deaths: int
 
 
 def _spread(
-    places: Sequence[_Process | _Given], jobs: Jobs[J]
-) -> Generator[tuple[J, Any], None, None]:
-    busy: dict[Future[Any], _Busy[J]] = {}
-    again: deque[_Busy[J]] = deque()
-    last: dict[_Process | _Given, J] = {}
+    places: Sequence[_Process | _Given], work: Work
+) -> Generator[tuple[Job, Record], None, None]:
+    busy: dict[Future[Record], _Busy] = {}
+    again: deque[_Busy] = deque()
+    last: dict[_Process | _Given, Job] = {}
     try:
         while True:
             for place in places:
@@ -246,14 +227,14 @@ def _spread(
                         died = again.popleft()
                         task = _Busy(place, died.job, died.deaths)
                     else:
-                        job = jobs.next(last.get(place))
+                        job = work.next(last.get(place))
                         if job is None:
                             break
                         task = _Busy(place, job, 0)
                     last[place] = task.job
                     busy[place.submit(task.job)] = task
             if not busy:
-                if jobs.wait():
+                if work.wait():
                     continue
                 return
             ended = wait(busy, return_when=FIRST_COMPLETED).done
@@ -261,7 +242,7 @@ def _spread(
             for future in [future for future in busy if future in ended]:
                 task = busy.pop(future)
                 try:
-                    answer = future.result()
+                    record = future.result()
                 except BrokenExecutor:
                     # The job is not blamed yet: the system may have chosen this process by chance.
                     task.place.replace()
@@ -276,9 +257,9 @@ def _spread(
                 except Exception as raised:
                     error = raised
                 else:
-                    yield task.job, answer
+                    yield task.job, record
                     continue
-                if not jobs.failed(task.job, error):
+                if not work.failed(task.job, error):
                     raise error
     finally:
         for future in busy:
@@ -291,7 +272,7 @@ def _spread(
 class _Order:
     """What all jobs are done with, and the settings of the process that asks for it."""
 
-    work: Callable[..., Any]
+    run: Runner
     dtype: torch.dtype
     precision: str
     process: tuple[str, int]
@@ -319,11 +300,11 @@ def _end_with_parent(lifeline: Connection) -> None:
     os._exit(1)
 
 
-def do(sent: bytes, device_name: str, job: Any) -> Any:
-    """In a worker: the answer, or an error of Python that names the job and the device."""
+def do(sent: bytes, device_name: str, job: Job) -> Record:
+    """In a worker: the record, or an error of Python that names the job and the device."""
     device = torch.device(device_name)
     try:
-        return _opened(sent or _held.given, device).work(job, device)
+        return _opened(sent or _held.given, device).run(job, device)
     # sys.exit in a trial would end the worker as if the system had killed it.
     except (Exception, SystemExit) as error:
         known = (TypeError, ValueError, OSError, MemoryError)

@@ -63,8 +63,7 @@ class Certificate(Bounds):
 
     upper, lower, residual: float64 tensors of shape (*batch). None is squared.
     ``residual`` is max abs(W - shift 1^T - left right); its own factorization norm is part of
-    ``upper``, so a factorization that misses W is charged for it. With error weights all three are
-    of diag(error_weights) W.
+    ``upper``, so a factorization that misses W is charged for it.
     """
 
     upper: Tensor
@@ -115,7 +114,6 @@ def certify(
     *,
     p: float = math.inf,
     shift: Tensor | None = None,
-    error_weights: Tensor | None = None,
 ) -> Certificate:
     """Bounds on gamma_(p)(W), or with ``shift`` on min_v gamma_(p)(W + v 1^T), in float64.
 
@@ -125,9 +123,6 @@ def certify(
     diag(P)^{1/2}, for c = row_weights scaled to ||c||_{p/(p-2)} = 1 and P = column_weights scaled
     to sum 1.
 
-    With ``error_weights`` w each of W, left and shift is multiplied by diag(w) first: the bounds
-    are those of the weighted norm, and the residual is max abs(diag(w) E).
-
     Args:
         W: (*batch, m, n).
         left: (*batch, m, r).
@@ -136,7 +131,6 @@ def certify(
         column_weights: (*batch, n), likewise.
         p: in [2, inf].
         shift: (*batch, m) or None.
-        error_weights: (*batch, m), positive, or None.
 
     Leading dimensions broadcast to W's; all on W's device. No gradients. upper is inf, and so is
     the gap, where left @ right overflows. rounding = 8 eps (m + n + r) (upper + [with shift only]
@@ -155,11 +149,6 @@ def certify(
     left, right, rows, columns = fitting(W, left=left, right=right, **weights)
     if shift is not None:
         shift = fitting(W, shift=shift)[0][..., None]
-    if error_weights is not None:
-        w = check_error_weights(error_weights, W)[..., None]
-        W = checks.floating("error_weights times W", w * W)
-        left = w * left
-        shift = None if shift is None else w * shift
     missing = W - left @ right
     subtracted = []
     if shift is not None:
@@ -208,20 +197,6 @@ def _trace_norm(M: Tensor) -> Tensor:
             if torch.equal(turned, turned.mT):
                 return torch.linalg.eigvalsh(turned).abs().sum(-1)
     return torch.linalg.svdvals(M).sum(-1)
-
-
-def check_error_weights(weights: Tensor, W: Tensor) -> Tensor:
-    """``weights`` as positive float64 numbers, one for each row of W.
-
-    Raises TypeError, ValueError.
-    """
-    (weights,) = fitting(W, error_weights=weights)
-    if not (weights > 0).all():
-        raise ValueError(
-            "error_weights must be positive: a query of weight 0 may cost without bound, so that "
-            "no best factorization exists; drop its row of W, or give it a small weight"
-        )
-    return weights
 
 
 def check_exponent(p: float) -> float:
@@ -294,9 +269,9 @@ def dual_size(U: Tensor, row_weights: Tensor, column_weights: Tensor) -> tuple[T
 def fitting(W: Tensor, **given: Tensor | tuple[Tensor, tuple[int, ...]]) -> list[Tensor]:
     """What goes with W, in float64: finite, on its device, of shapes that broadcast to its batch.
 
-    Of left, right and witness (matrices), of row_weights, column_weights, error_weights and shift
-    (vectors) the last dimensions are known; other names come with theirs. Weights hold no negative
-    number. All entries are read together. Raises ValueError or TypeError, naming the argument.
+    Of left, right and witness (matrices), of row_weights, column_weights and shift (vectors) the
+    last dimensions are known; other names come with theirs. Weights hold no negative number. All
+    entries are read together. Raises ValueError or TypeError, naming the argument.
     """
     m, n = W.shape[-2:]
     # Of right as many rows as left has columns.
@@ -312,7 +287,7 @@ def fitting(W: Tensor, **given: Tensor | tuple[Tensor, tuple[int, ...]]) -> list
             value, last = value
         values[name] = _shaped(name, value, W, last)
     for name, (least, _) in zip(values, checks.finite(**values), strict=True):
-        if least < 0 and name.endswith("weights") and name != "error_weights":
+        if least < 0 and name.endswith("weights"):
             raise ValueError(f"{name} must hold no negative weights")
     return [value.double() for value in values.values()]
 

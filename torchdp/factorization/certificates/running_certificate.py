@@ -1,8 +1,8 @@
 """Certified bounds for running sums without momentum, in time and memory for a few vectors.
 
-They come from Gaussian paths that are observed: variances and draws of all their points in O(n),
-without a subtraction. The path x_t = decay x_{t-1} + N(0, P_t), x_{-1} = 0, seen at each t through
-noise of precision leaks_t, has the precision matrix of a resistor network: an edge
+They come from Gaussian paths that are observed: the variances of all their points in O(n), without
+a subtraction. The path x_t = decay x_{t-1} + N(0, P_t), x_{-1} = 0, seen at each t through noise of
+precision leaks_t, has the precision matrix of a resistor network: an edge
 (x_t - decay x_{t-1})^2 / P_t between neighbours, and a leak at each point. To leave out every
 second point (star-mesh transform) gives such a network on the others, whose numbers are sums,
 products and quotients of positive numbers: log2 n levels, each a few operations on whole tensors.
@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchdp.draws import Draws
 from torchdp.factorization.certificates.certificate import (
     Certificate,
     allowance,
@@ -116,23 +115,6 @@ def variances(steps: Tensor, leaks: Tensor, decay: float) -> Tensor:
         kept = _merged(kept, middle)
         between = _merged(with_left, with_right)[:, : level.points - 1]
     return kept
-
-
-def draw(steps: Tensor, leaks: Tensor, decay: float, size: int, draws: Draws) -> Tensor:
-    """The path given that 0 was seen at every t: (n,), (n,) -> (n, size), independent columns.
-
-    From n size normals.
-    """
-    levels, last = eliminate(steps, leaks[None], decay)
-    x = last.sqrt() * draws.normal((1, size))
-    for level in reversed(levels):
-        out = level.points // 2
-        right = pad(x[1:], (0, 0, 0, 1 - level.points % 2))
-        mean = level.before.mT * x[:out] + level.after.mT * right
-        deviation = level.variance.mT.sqrt()
-        middle = mean + deviation * draws.normal((out, size))
-        x = _merged(x.mT, middle.mT).mT
-    return x
 
 
 def _merged(even: Tensor, odd: Tensor) -> Tensor:

@@ -286,7 +286,6 @@ class StrategyMatrix(StrategyOracle):
         objective: Objective = Objective.MEAN,
         *,
         generator: torch.Generator,
-        outputs: int | None = None,
         steps: int | None = None,
     ) -> "StrategyMatrix":
         """A strategy of small variance for W among all epsilon-LDP ones.
@@ -303,14 +302,13 @@ class StrategyMatrix(StrategyOracle):
             prior: (k,), positive, scaled to 1; None: the worst type, whose least favourable prior
                 the result keeps.
             objective: over the queries.
-            outputs: most rows allowed, at least 2k; None: 4k. More rows, less variance.
             steps: of descent; None: 700, beyond 40 types 300.
 
-        A :class:`LearnedStrategy` descends from random subsets of types, beyond 40 types from the
-        rows of ``ShiftStrategy.tuned`` and above epsilon = 2.5 from both; under a prior three times
-        in turn. For queries that are sums of parities or tables of marginals 64 types take the
-        place of 40: their types have no order that shifts could follow. Randomized and Hadamard
-        response stand as candidates beside the outcome.
+        A :class:`LearnedStrategy` of at most 4k rows descends from random subsets of types, beyond
+        40 types from the rows of ``ShiftStrategy.tuned`` and above epsilon = 2.5 from both; under a
+        prior three times in turn. For queries that are sums of parities or tables of marginals 64
+        types take the place of 40: their types have no order that shifts could follow. Randomized
+        and Hadamard response stand as candidates beside the outcome.
 
         Raises TypeError, ValueError.
         Guarantees: at most epsilon-LDP, ``epsilon`` measured on the matrix returned.
@@ -318,8 +316,8 @@ class StrategyMatrix(StrategyOracle):
         """
         W, epsilon, prior = strategy_problem(W, epsilon, prior)
         k = W.shape[1]
-        outputs = checks.integer("outputs", 4 * k if outputs is None else outputs, 2 * k)
-        checks.fits("outputs", outputs, k)
+        outputs = 4 * k
+        checks.fits("the strategy", outputs, k)
         small = _is_small(W)
         usual = USUAL_STEPS if small else FEW_STEPS
         steps = checks.integer("steps", usual if steps is None else steps, 0)
@@ -329,8 +327,7 @@ class StrategyMatrix(StrategyOracle):
         candidates = []
         for kind in (RandomizedResponse, HadamardResponse):
             oracle = kind(k, epsilon * (1 - SLACK))
-            if oracle.outputs <= outputs:
-                candidates.append(cls(oracle.laws(types).mT, prior))
+            candidates.append(cls(oracle.laws(types).mT, prior))
         root = gram_root(W)
         # For the worst type each descent would sharpen its smooth maximum anew.
         descents = 1 if prior is None else DESCENTS
