@@ -47,7 +47,6 @@ def test_a_question_is_answered_spent_and_said(capsys):
     assert session.budget.left.epsilon == pytest.approx(0.0, abs=1e-12)
     said = capsys.readouterr().out.splitlines()
     assert "identity of 'town': CentralLaplace spends epsilon = 0.5" in said[0]
-    assert "left: epsilon = 0.5, delta = 1e-06" in said[0]
     assert ["asked before" in line for line in said] == [False, True, False]
     assert str(session).count("identity of 'town'") == 2
 
@@ -80,8 +79,8 @@ def test_guarantee_a_session_keeps_its_limit():
 def test_data_that_do_not_fit_spend_nothing():
     session = torchdp.Session(table(), epsilon=1.0, delta=1e-6, quiet=True)
     for columns, question, words in (
-        ("twon", HISTOGRAM, "lack 'twon'; there is 'town'"),
-        (["town", "age"], HISTOGRAM, "lack 'age'; there is 'town', 'height'"),
+        ("twon", HISTOGRAM, "lack 'twon'; there is town"),
+        (["town", "age"], HISTOGRAM, "lack 'age'; there is town, height"),
         ("town", workloads.identity(4), "the 4 types that users may hold, not for 3"),
         ("height", HISTOGRAM, "not fractions"),
     ):

@@ -104,10 +104,9 @@ def columns_of(x: Any, names: Any) -> Any:
         raise ValueError(f"columns must be None for data that are no DataFrame, not {names!r}")
     for name in names if isinstance(names, list) else [names]:
         if name not in x.columns:
-            known = [str(column) for column in x.columns]
-            near = get_close_matches(str(name), known, 1) or known
-            there = ", ".join(map(repr, near))
-            raise ValueError(f"columns must be of the data, which lack {name!r}; there is {there}")
+            known = list(map(str, x.columns))
+            near = ", ".join(get_close_matches(str(name), known, 1) or known)
+            raise ValueError(f"columns must be of the data, which lack {name!r}; there is {near}")
     return x[names]
 
 
