@@ -60,7 +60,7 @@ MAY_IMPORT = dict.fromkeys(FLOOR, frozenset()) | {
     "mean": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers", "domains"},
     "training": FLOOR
     | {"kernels", "privacy", "protocol", "workloads", "factorization", "density", "sketching"},
-    "session": FLOOR | {"privacy", "protocol", "queries", "workloads"},
+    "session": FLOOR | {"privacy", "protocol", "queries"},
     "auditing": FLOOR | {"privacy", "protocol"},
     "sklearn": FLOOR | {"privacy", "protocol", "density", "randomizers", "regression"},
     "cli": FLOOR

@@ -34,12 +34,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what an editor knows of ``torchdp.pairwise``
-    from torchdp import collection, density, distributed, domains, factorization  # noqa: I001
+    from torchdp import auditing, collection, density, distributed, domains, factorization  # noqa: I001
     from torchdp import kernels, mean
     from torchdp import noise, pairwise, privacy, protocol, queries, randomizers, regression
-    from torchdp import secure, shuffle, simulate, sketching, training, workloads
-    from torchdp import auditing as auditing, sklearn as sklearn
-    from torchdp import session as session
+    from torchdp import secure, session, shuffle, simulate, sketching, training, workloads
+    from torchdp import sklearn as sklearn
     from torchdp.auditing import audit as audit, audit_one_run as audit_one_run
     from torchdp.session import Session as Session
 
@@ -67,5 +66,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    own = (name for name in globals() if name.startswith("__"))
-    return sorted({*__all__, *OPTIONAL, *NAMES, *own})
+    return sorted({*__all__, *OPTIONAL, *NAMES, *filter(lambda name: name[:2] == "__", globals())})

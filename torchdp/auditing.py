@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import brentq
 from scipy.special import betainc, betaincinv, betaln, expit, log_expit, ndtri
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.privacy import Guarantee, Neighbours
-from torchdp.protocol import Protocol
-from torchdp.protocol.frames import rows_of
+from torchdp.protocol import Protocol, rows_of
 
 __all__ = ["Audit", "audit", "audit_guesses", "audit_one_run"]
 
@@ -44,13 +44,13 @@ MOST_COVARIED = 1024
 # Neighbouring releases that differ where all of a second call's equal the first's: by chance in one
 # of 2^64 audits at most.
 VARIED = 64
-# Halvings of the interval in which epsilon lies.
-HALVINGS = 60
+# An epsilon at which all guesses may be right.
+LARGEST = 700.0
+# Of a root, by which epsilon is stated too small.
+ROUNDING = 1e-9
 # In the place of 0, whose logarithm is none.
 TINY = 1e-300
 
-Release = Callable[[int], Tensor]
-"""So many independent releases, a row for each."""
 Measure = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """What two chances of an event bound, elementwise."""
 Score = Callable[[Tensor], Tensor]
@@ -104,8 +104,7 @@ class Audit(Brief):
         if self.claim is None:
             return text
         mu = "" if self.claim.mu is None else f", mu = {self.claim.mu:.4g}"
-        verdict = "BROKEN" if self.broken else "not refuted"
-        return f"{text}: {verdict} ({self.claim}{mu})"
+        return f"{text}: {'BROKEN' if self.broken else 'not refuted'} ({self.claim}{mu})"
 
 
 def audit(
@@ -145,29 +144,33 @@ def audit(
     """
     runs = checks.integer("runs", runs, LEAST_RUNS)
     confidence = checks.fraction("confidence", confidence)
-    if delta is not None:
-        delta = checks.below_one("delta", delta)
     claim = None
     if isinstance(mechanism, Protocol):
         claim = mechanism.guarantee
         releases = _of_protocol(mechanism, x, y, generator)
-    elif callable(mechanism):
-        releases = _of_function(mechanism, x, y)
     else:
-        raise TypeError(
-            "mechanism must be a Protocol or a function of (data, count), "
-            f"not {type(mechanism).__name__}"
-        )
+        made = checks.function("mechanism", mechanism)
+        releases = [partial(_made, made, x), partial(_made, made, y)]
     if delta is None:
         delta = claim.delta if claim else 0.0
+    delta = checks.below_one("delta", delta)
     half = runs // 2
     learning = [release(half) for release in releases]
     testing = [release(half) for release in releases]
     for first, second in zip(learning, testing, strict=True):
-        _refuse_repeated(first, second)
+        varied = (first[1:] != first[:-1]).any(1).sum()
+        if varied >= VARIED and torch.equal(first, second):
+            raise ValueError(
+                "mechanism repeats itself: two calls on the same data made the same releases, so "
+                "its noise comes from a fixed seed. Whoever knows the seed takes the noise off; "
+                "draw it anew in each call"
+            )
     quarter = half // 2
     x_learned, y_learned = learning
-    scores = _scores(x_learned[:quarter], y_learned[:quarter])
+    halves = x_learned[:quarter], y_learned[:quarter]
+    scores = [_by_bins(*halves)]
+    if x_learned.shape[1] <= MOST_COVARIED:
+        scores.append(_discriminant(*halves))
     # What may fail is shared by two bounds, of two chances each.
     failure = (1 - confidence) / 4
 
@@ -215,8 +218,7 @@ def audit_one_run(
         guesses = max(1, canaries // 5)
     guesses = checks.integer("guesses", guesses, 1, canaries)
     coins = _seeded(generator)
-    thrown = torch.randint(2, (canaries,), generator=coins, device=coins.device)
-    included = thrown.cpu() == 1
+    included = torch.randint(2, (canaries,), generator=coins, device=coins.device).cpu() == 1
     scores = checks.as_tensor("train", train(included.clone())).detach().cpu()
     if scores.shape != (canaries,) or scores.isnan().any():
         raise ValueError(
@@ -226,7 +228,7 @@ def audit_one_run(
     order = scores.argsort()
     said_in = order[canaries - (guesses + 1) // 2 :]
     said_out = order[: guesses // 2]
-    right = int(included[said_in].sum()) + int((~included[said_out]).sum())
+    right = int(included[said_in].sum() + (~included[said_out]).sum())
     return audit_guesses(right, guesses, canaries, delta=delta, confidence=confidence)
 
 
@@ -257,29 +259,23 @@ def audit_guesses(
     Raises TypeError, ValueError.
 
     Guarantees: the bound is above the true epsilon with a chance of at most 1 - confidence.
-    Source: Steinke, Nasr, Jagielski (2023), Theorem 5.2, whose delta term is larger: at least 1.8
-        times in 3,000 random instances.
+    Source: Steinke, Nasr, Jagielski (2023), Theorem 5.2, whose term of delta is larger; the proof
+        above.
     """
     canaries = checks.integer("canaries", canaries, 1)
     guesses = checks.integer("guesses", guesses, 1, canaries)
     right = checks.integer("right", right, 0, guesses)
     delta = checks.below_one("delta", delta)
     confidence = checks.fraction("confidence", confidence)
-    level = 1 - confidence
-    low = 0.0
-    if right and _chance(0.0, right, guesses, canaries, delta) < level:
-        high = 1.0
-        while _chance(high, right, guesses, canaries, delta) < level:
-            high *= 2
-        # ``low`` stays refuted, and with it what is below: the chance is the most of all mechanisms
-        # at this epsilon, of which there are more at a larger one.
-        for _ in range(HALVINGS):
-            middle = (low + high) / 2
-            if _chance(middle, right, guesses, canaries, delta) < level:
-                low = middle
-            else:
-                high = middle
-    return Audit(low, delta, confidence)
+
+    def excess(epsilon: float) -> float:
+        return _chance(epsilon, right, guesses, canaries, delta) - (1 - confidence)
+
+    # Of no right guess nothing follows. The chance grows with epsilon: it is that of the worst of
+    # all mechanisms, of which there are more at a larger one.
+    if not right or excess(0.0) >= 0:
+        return Audit(0.0, delta, confidence)
+    return Audit(max(0.0, brentq(excess, 0.0, LARGEST) - ROUNDING), delta, confidence)
 
 
 def _chance(epsilon: float, right: int, guesses: int, canaries: int, delta: float) -> float:
@@ -300,93 +296,54 @@ def _chance(epsilon: float, right: int, guesses: int, canaries: int, delta: floa
 
 def _of_protocol(
     protocol: Protocol[Any], x: Any, y: Any, generator: torch.Generator | None
-) -> list[Release]:
-    rows = [protocol.validate(rows_of(part, protocol.held)) for part in (x, y)]
+) -> list[Callable[[int], Tensor]]:
+    rows = protocol.validate(rows_of(x, protocol.held))
+    others = protocol.validate(rows_of(y, protocol.held, "y"))
     if protocol.guarantee.neighbours is Neighbours.REPLACE_ONE:
-        _check_neighbours(*rows)
-    draws = _seeded(generator, rows[0].device)
-    return [_sampled(protocol, protocol.summary(part), draws) for part in rows]
+        if rows.shape != others.shape or (rows != others).reshape(len(rows), -1).any(1).sum() != 1:
+            raise ValueError(
+                "x and y must be of as many users, in the same order, of whom exactly one differs"
+            )
+    draws = _seeded(generator, rows.device)
+    return [partial(_sampled, protocol, protocol.summary(part), draws) for part in (rows, others)]
 
 
-def _check_neighbours(x: Tensor, y: Tensor) -> None:
-    if x.shape != y.shape:
+def _sampled(
+    protocol: Protocol[Any], summary: Any, generator: torch.Generator, count: int
+) -> Tensor:
+    tally = protocol.sample_tally(summary, generator=generator, sample_shape=(count,))
+    return torch.cat([part.reshape(count, -1).double() for part in tally.parts.values()], 1)
+
+
+def _made(mechanism: Callable[[Any, int], Tensor], data: Any, count: int) -> Tensor:
+    made = checks.as_tensor("mechanism", mechanism(data, count)).detach()
+    if made.shape[:1] != (count,) or not made.isfinite().all():
         raise ValueError(
-            "x and y must be of the same number of users, since one is replaced, not of shapes "
-            f"{tuple(x.shape)} and {tuple(y.shape)}"
+            f"mechanism must return a row of finite numbers for each of {count} releases, "
+            f"not shape {tuple(made.shape)}, or others"
         )
-    differ = int((x != y).flatten(1).any(1).sum()) if x.ndim > 1 else int((x != y).sum())
-    if differ != 1:
-        raise ValueError(
-            f"x and y must differ in one user's row, the others in the same order, not in {differ}"
-        )
-
-
-def _sampled(protocol: Protocol[Any], summary: Any, generator: torch.Generator) -> Release:
-    def release(count: int) -> Tensor:
-        tally = protocol.sample_tally(summary, generator=generator, sample_shape=(count,))
-        parts = [part.reshape(count, -1).double() for part in tally.parts.values()]
-        return torch.cat(parts, 1)
-
-    return release
-
-
-def _of_function(mechanism: Callable[[Any, int], Tensor], x: Any, y: Any) -> list[Release]:
-    def releases(data: Any) -> Release:
-        def release(count: int) -> Tensor:
-            made = checks.as_tensor("mechanism", mechanism(data, count)).detach()
-            if not made.ndim or len(made) != count:
-                raise ValueError(
-                    f"mechanism must return a row for each of {count} releases, "
-                    f"not shape {tuple(made.shape)}"
-                )
-            return made.reshape(count, -1).double()
-
-        return release
-
-    return [releases(x), releases(y)]
+    return made.reshape(count, -1).double()
 
 
 def _seeded(generator: torch.Generator | None, device: Any = "cpu") -> torch.Generator:
     if generator is None:
         generator = torch.Generator(device)
         generator.seed()
-    return checks.instance("generator", generator, torch.Generator)
-
-
-def _refuse_repeated(first: Tensor, second: Tensor) -> None:
-    if first.shape != second.shape or not bool(first.isfinite().all() & second.isfinite().all()):
-        raise ValueError("mechanism must release finite numbers, as many in every call")
-    varied = int((first[1:] != first[:-1]).any(1).sum())
-    if varied >= VARIED and torch.equal(first, second):
-        raise ValueError(
-            "mechanism repeats itself: two calls on the same data made the same releases, so its "
-            "noise comes from a fixed seed. Whoever knows the seed takes the noise off; draw it "
-            "anew in each call"
-        )
-
-
-def _scores(x: Tensor, y: Tensor) -> list[Score]:
-    """Learned from releases of the two."""
-    found = [_by_bins(x, y)]
-    if x.shape[1] <= MOST_COVARIED:
-        found.append(_discriminant(x, y))
-    return found
+    return generator
 
 
 def _discriminant(x: Tensor, y: Tensor) -> Score:
     """Linear, of Fisher: best where both are normal with one covariance."""
-    centre = (x.mean(0) + y.mean(0)) / 2
+    difference = x.mean(0) - y.mean(0)
     spread = torch.cat([x - x.mean(0), y - y.mean(0)])
-    scale = spread.square().mean(0).sqrt()
     # Coordinates without noise get a deviation that is far below their difference.
-    apart = (x.mean(0) - y.mean(0)).abs()
-    scale = torch.where(scale > 0, scale, RIDGE * apart)
-    scale = torch.where(scale > 0, scale, torch.ones_like(scale))
+    scale = spread.std(0) + RIDGE * difference.abs() + TINY
     spread = spread / scale
     covariance = spread.mT @ spread / len(spread)
     covariance.diagonal().add_(RIDGE)
-    difference = (x.mean(0) - y.mean(0)) / scale
-    direction = torch.linalg.solve(covariance, difference) / scale
+    direction = torch.linalg.solve(covariance, difference / scale) / scale
+    # So that little is rounded where noise is small beside the numbers.
+    centre = y.mean(0)
     return lambda releases: (releases - centre) @ direction
 
 
@@ -414,7 +371,6 @@ def _most_telling(
 ) -> _Event:
     """The event of the largest bound: a score of at least a threshold, or of at most."""
     best = -math.inf
-    event = _Event(scores[0], 1, 0.0)
     for score in scores:
         # Of y's releases low scores tell: the same scores with the other sign.
         for sign, likely, other in ((1, x, y), (-1, y, x)):
@@ -424,10 +380,10 @@ def _most_telling(
             often = len(here) - np.searchsorted(here, thresholds)
             seldom = len(there) - np.searchsorted(there, thresholds)
             bounds = measure(*_chances(often, seldom, len(here), failure))
-            place = int(bounds.argmax())
-            if bounds[place] > best:
-                best = float(bounds[place])
-                event = _Event(score, sign, float(thresholds[place]))
+            # "not less": one is taken where all are -inf.
+            if not bounds.max() < best:
+                best = bounds.max()
+                event = _Event(score, sign, float(thresholds[bounds.argmax()]))
     return event
 
 

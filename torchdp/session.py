@@ -14,18 +14,14 @@ parties of a sum by servers agree upon.)
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.noise import Noise
 from torchdp.privacy import Budget, Guarantee
 from torchdp.protocol import Estimate, Protocol
 from torchdp.protocol.frames import columns_of, rows_of
-from torchdp.queries.choose import TRUST, choose
+from torchdp.queries import choose
 from torchdp.text import aligned, say
-from torchdp.workloads import Workload
 
 __all__ = ["Asked", "Session"]
 
@@ -41,32 +37,17 @@ class Asked(Brief):
         question: as it was given.
         columns: of the data.
         protocol: by which it was answered.
-        left: of the budget, behind it.
     """
 
     question: Any
     columns: Any
     protocol: Protocol[Any]
-    left: Guarantee
 
     @property
     def name(self) -> str:
         """What was asked, of which columns."""
-        question = self.question
-        name = type(question).__name__
-        if isinstance(question, Workload):
-            name = question.name
-        elif isinstance(question, Tensor):
-            name = f"queries of shape {tuple(question.shape)}"
+        name = getattr(self.question, "name", None) or type(self.question).__name__
         return name if self.columns is None else f"{name} of {self.columns!r}"
-
-    def repeats(self, other: "Asked") -> bool:
-        """Whether both ask the same of the same columns, as far as they print themselves."""
-        if self.name != other.name:
-            return False
-        if isinstance(self.question, Tensor):
-            return torch.equal(self.question, other.question)
-        return repr(self.question) == repr(other.question)
 
 
 class Session(Brief):
@@ -79,9 +60,7 @@ class Session(Brief):
         delta: of all together, in (0, 1); tables of noise need some, were it 1e-12.
         rho: in the place of epsilon: squares of mus add up, which allows more of many answers by
             normal noise (``Budget.of``).
-        budget: in the place of these, one of your own, such as what other releases have left.
-        trust: as of ``queries.choose``: "curator" is who holds the data; of the others the rows
-            are randomized as each user would.
+        budget: in the place of these, one of your own: of another model, or shared with others.
         quiet: whether answers say nothing of what they spend.
 
     The budget can be spent by several threads. Raises TypeError, ValueError.
@@ -91,7 +70,7 @@ class Session(Brief):
     Source: that of :class:`torchdp.privacy.Budget`.
     """
 
-    _printed = ("n", "trust", "budget", "asked")
+    _printed = ("n", "budget", "asked")
 
     def __init__(
         self,
@@ -101,24 +80,15 @@ class Session(Brief):
         delta: float | None = None,
         rho: float | None = None,
         budget: Budget | None = None,
-        trust: str = "curator",
         quiet: bool = False,
     ) -> None:
-        model = TRUST.get(checks.instance("trust", trust, str))
-        if model is None:
-            raise ValueError(f"trust must be one of {', '.join(TRUST)}, not {trust!r}")
         if budget is None:
-            budget = Budget.of(epsilon=epsilon, delta=delta, rho=rho, model=model)
+            budget = Budget.of(epsilon=epsilon, delta=delta, rho=rho)
         elif (epsilon, delta, rho) != (None, None, None):
             raise ValueError("budget must be given alone, without epsilon, delta or rho")
         self.data = data
         self.n = len(data)
         self.budget = checks.instance("budget", budget, Budget)
-        if budget.limit.model is not model:
-            raise ValueError(
-                f"trust = {trust!r} must be that of the budget, {budget.limit.model.value}"
-            )
-        self.trust = trust
         self.quiet = quiet
         self.asked: list[Asked] = []
 
@@ -137,28 +107,29 @@ class Session(Brief):
         Args:
             question: as of ``queries.choose``, or a protocol of your own choice.
             columns: of a DataFrame, a name or a list of names; None: all of the data.
-            epsilon: for this answer; by default all that is left.
+            epsilon: for this answer, by default all that is left; a protocol has its own.
             delta: likewise; by default in proportion to epsilon, or the limit's where squares of
                 mus add up.
             noise: None is the system's cipher.
-            how: options of ``queries.choose``: objective, prior, tol, unbiased, ordered.
+            how: options of ``queries.choose``; trust is "curator", as of whom holds the data, and of
+                its candidates the shuffled ones, of another model, are left out. ``trust="local"``
+                needs a budget of that model.
 
         Raises TypeError, ValueError: where less is left, before the data are read; nothing is spent
         where the data do not fit the question.
         """
-        if isinstance(question, Protocol):
-            protocol: Protocol[Any] = question
-        else:
+        protocol = question
+        if not isinstance(question, Protocol):
             protocol = self._chosen(question, epsilon, delta, how)
         self.budget.check(protocol.guarantee)
         rows = rows_of(columns_of(self.data, columns), protocol.held, "data")
         protocol.validate(rows)
         left = self.budget.spend(protocol.guarantee)
-        asked = Asked(question, columns, protocol, left)
-        before = [number for number, one in enumerate(self.asked, 1) if one.repeats(asked)]
+        asked = Asked(question, columns, protocol)
+        before = [one for one in self.asked if one.question is question and one.name == asked.name]
         self.asked.append(asked)
         if not self.quiet:
-            again = f" (asked before, as question {before[0]})" if before else ""
+            again = " (asked before)" if before else ""
             spent = f"{type(protocol).__name__} spends {_said(protocol.guarantee)}"
             name = f"question {len(self.asked)}, {asked.name}{again}"
             say(f"{name}: {spent}; left: {_said(left)}")
@@ -178,23 +149,20 @@ class Session(Brief):
                 f"{_said(limit)}: keep what was answered, or ask for less"
             )
         if delta is None:
-            share = 1.0 if limit.mu is not None else min(1.0, epsilon / left.epsilon)
-            delta = left.delta * share
-        # Of a curator's candidates the shuffled ones are left out: another model.
-        how = {"search": self.trust != "curator"} | how
-        choice = choose(question, self.n, epsilon, delta or None, trust=self.trust, **how)
-        fitting = []
+            share = min(1.0, epsilon / left.epsilon)
+            delta = left.delta * share if limit.mu is None else left.delta
+        options: dict[str, Any] = {"trust": "curator", "search": False} | how
+        choice = choose(question, self.n, epsilon, delta or None, **options)
         for candidate in choice.candidates:
             guarantee = candidate.protocol.guarantee
-            if guarantee.model is limit.model and guarantee.delta <= delta:
-                fitting.append(candidate.protocol)
-        # What is pure costs more squares than normal noise of as much error.
-        normal = [protocol for protocol in fitting if protocol.guarantee.mu is not None]
-        if limit.mu is not None and normal:
-            return normal[0]
-        if not fitting:
-            raise ValueError(f"no protocol keeps delta = {delta:g} here; take a larger delta")
-        return fitting[0]
+            # What is pure costs more squares than normal noise of as much error.
+            added = limit.mu is None or guarantee.mu is not None
+            if added and guarantee.model is limit.model and guarantee.delta <= delta:
+                return candidate.protocol
+        raise ValueError(
+            f"question must have a protocol that a budget of {_said(limit)}, "
+            f"{limit.model.value}, adds up; take a larger delta, or one of another kind"
+        )
 
     def __str__(self) -> str:
         rows = [("question", "protocol", "spent")]

@@ -91,22 +91,14 @@ def test_missing_file_and_folder(tmp_path, refuse):
         assert said.endswith("--csv takes a table with a header, or - for stdin\n")
 
 
-@pytest.mark.parametrize(
-    ("words", "wanted"),
-    [
-        ("report none", "results.jsonl of a sweep, or its folder"),
-        ("merge into none", "the results.jsonl of sweeps"),
-        ("sweep none.py", "or one under experiments/ of a checkout"),
-    ],
-)
-def test_what_a_command_wanted_is_said(words, wanted, tmp_path, monkeypatch, capsys):
+def test_what_a_command_wanted_is_said(tmp_path, monkeypatch, estimate):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(words.split()) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
-    assert wanted in said.err
-    assert "Errno" not in said.err
+    for command, words, wanted in (
+        ("report", "none", "none: No such file or directory; it takes the results.jsonl"),
+        ("merge", "into none", "none: No such file or directory; it takes stores"),
+        ("sweep", "none.py", "or one under experiments/ of a checkout"),
+    ):
+        assert wanted in estimate(words, command=command, code=2)
 
 
 @pytest.mark.parametrize("epsilon", ["0", "nan", "1e9", "1e-300"])

@@ -11,7 +11,6 @@ of its name. Read on:
 """
 
 import argparse
-import errno
 import signal
 import sys
 import warnings
@@ -44,11 +43,11 @@ STATISTICS = {
 }
 # Of commands that have no module of their own name.
 MODULES = {"merge": "sweep", "plan": "estimate", "report": "sweep"}
-# What is said where a file is absent, or is a folder.
+# What is said where a file cannot be read.
 WANTED = {
-    "torchdp estimate": "--csv takes a table with a header, or - for stdin",
-    "torchdp merge": "it takes stores, the results.jsonl of sweeps",
-    "torchdp report": "it takes the results.jsonl of a sweep, or its folder",
+    "torchdp estimate": "; --csv takes a table with a header, or - for stdin",
+    "torchdp merge": "; it takes stores, the results.jsonl of sweeps",
+    "torchdp report": "; it takes the results.jsonl of a sweep, or its folder",
 }
 TRUST = ("local", "shuffle", "curator")
 PROTOCOLS = ("one-message", "randomized-response", "two-message")
@@ -306,8 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         said = str(error)
         if isinstance(error, OSError) and error.filename is not None:
             said = f"{error.filename}: {error.strerror}"  # without its number
-            if command in WANTED and error.errno in (errno.ENOENT, errno.EISDIR):
-                said += f"; {WANTED[command]}"
+            said += WANTED.get(command, "")
         say(f"{command}: {' '.join(said.split())}", error=True)
         return 2
     except KeyboardInterrupt as stop:

@@ -116,15 +116,13 @@ class Budget(Brief):
             raise ValueError("epsilon or rho must be given, one of the two")
         if epsilon is None:
             mu = math.sqrt(2 * checks.positive("rho", cast(float, rho)))
-            stated = STATED if delta is None else delta
-            return cls(gaussian_guarantee(1 / mu, stated, 1.0, model, neighbours))
-        if not squares:
+        elif squares:
+            mu = 1 / gaussian_sigma(epsilon, cast(float, delta))
+        else:
             source = "the limit of a budget"
             return cls(Guarantee(epsilon, delta or 0.0, model, neighbours, True, source))
-        if delta is None:
-            raise ValueError("delta must be given where squares add up, such as 1e-6")
-        sigma = gaussian_sigma(epsilon, delta)
-        return cls(gaussian_guarantee(sigma, delta, 1.0, model, neighbours))
+        stated = STATED if delta is None else delta
+        return cls(gaussian_guarantee(1 / mu, stated, 1.0, model, neighbours))
 
     def spend(self, guarantee: Guarantee) -> Guarantee:
         """Takes ``guarantee`` off, and returns what is left.

@@ -81,24 +81,16 @@ def rows_of(x: Any, held: Held, name: str = "x") -> Tensor:
         if rows.ndim == 2 and rows.shape[1] == 1:
             rows = rows[:, 0]
         if rows.ndim == 2:
-            rows = _products(rows, held, name)
+            raise ValueError(
+                f"{name} must hold one type for each user, not {rows.shape[1]} numbers; make one "
+                "of several by numpy.ravel_multi_index(numpy.transpose(x), sizes)"
+            )
         rows = rows.astype(np.int64)
     elif held == (1,) and rows.ndim == 1:
         rows = rows[:, None]
     elif held == () and rows.ndim == 2 and rows.shape[1] == 1:
         rows = rows[:, 0]
     return torch.from_numpy(rows)
-
-
-def _products(rows: np.ndarray, held: int, name: str) -> np.ndarray:
-    """The product types of columns of booleans."""
-    columns = rows.shape[1]
-    if rows.dtype.kind != "b" or 2**columns != held:
-        raise ValueError(
-            f"{name} must hold one type for each user, below {held}, not {columns} numbers; make "
-            f"one of several by numpy.ravel_multi_index(numpy.transpose(x), sizes)"
-        )
-    return rows @ 2 ** np.arange(columns)[::-1]
 
 
 def columns_of(x: Any, names: Any) -> Any:
@@ -108,14 +100,13 @@ def columns_of(x: Any, names: Any) -> Any:
     """
     if names is None:
         return x
-    if getattr(x, "ndim", 0) != 2 or not hasattr(x, "columns"):
+    if not hasattr(x, "columns"):
         raise ValueError(f"columns must be None for data that are no DataFrame, not {names!r}")
     for name in names if isinstance(names, list) else [names]:
         if name not in x.columns:
-            known = [str(column) for column in x.columns]
-            near = get_close_matches(str(name), known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
-            raise ValueError(f"columns must be of the data, which lack {name!r}; {hint}")
+            known = list(map(str, x.columns))
+            near = ", ".join(get_close_matches(str(name), known, 1) or known)
+            raise ValueError(f"columns must be of the data, which lack {name!r}; there is {near}")
     return x[names]
 
 
