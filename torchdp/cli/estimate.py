@@ -76,10 +76,6 @@ def estimate(options: argparse.Namespace) -> int:
     """
     # Options are refused before the table is read.
     terms = terms_of(options, options.trust)
-    if 1 < options.level < 100:
-        raise ValueError(
-            f"--level must be a fraction below 1: did you mean {options.level / 100:g}?"
-        )
     checks.fraction("--level", options.level)
     if options.csv is None:
         raise ValueError(
