@@ -126,10 +126,10 @@ def quantiles(t):
 
 
 def trimmed_mean(t):
-    """Of height, a tenth off at each end."""
-    asked = queries.TrimmedMean(EDGES, cut=0.1)
+    """Of height, a tenth off at each end: the mean of many quantiles."""
+    asked = queries.Quantiles(EDGES, torch.linspace(0.1, 0.9, 801))
     best = queries.choose(asked, t.n, 1.0, DELTA, trust="curator", search=False).best
-    return best.estimate(queries.bins_of(EDGES, t.table["height"])).value[None]
+    return best.estimate(queries.bins_of(EDGES, t.table["height"])).value.mean()[None]
 
 
 def distribution_function(t):

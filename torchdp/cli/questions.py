@@ -436,8 +436,7 @@ def quantiles_of(bins: Bins, shares: list[float]) -> Read:
         wrong = pad(error, (1, 1))
         most = torch.maximum(wrong[upper - 1], wrong[upper])
         errors = torch.minimum(most / density, highs - lows)
-        names = [f"quantile {share:g}" for share in shares]
-        rows = zip(names, quantiles, errors, lows, highs, strict=True)
-        return [_answer(*row) for row in rows]
+        answers = each_answer([f"quantile {share:g}" for share in shares])
+        return answers(quantiles, errors, lows, highs)
 
     return read
