@@ -299,7 +299,7 @@ def plan(options: argparse.Namespace) -> int:
         # How many bins are asked depends on who is trusted: each plan has its own question.
         asked = asking(argparse.Namespace(**{**vars(options), "trust": trust}))
         question = asked.question(asked.axes())
-        unit = question.planned or question.unit
+        unit = question.unit
         if options.users is None:
             n, name, protocol = _least(question, terms, options, unit)
         else:
