@@ -70,7 +70,7 @@ def test_bad_bins_are_refused():
     with pytest.raises(ValueError, match="edges must be three numbers"):
         Quantiles(torch.tensor([0.0, 1.0, 1.0]))
     with pytest.raises(ValueError, match="shares"):
-        Quantiles(EDGES, ())
+        Quantiles(EDGES, (50.0,))
     with pytest.raises(ValueError, match="x"):
         bins_of(EDGES, [1.0, math.nan])
     assert bins_of(EDGES, [-1, 0, 8, 9, 3.5]).tolist() == [0, 0, 7, 7, 3]

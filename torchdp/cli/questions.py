@@ -151,8 +151,8 @@ class Question(ABC):
 class OfTypes(Question):
     """What users of finitely many types are asked, and what is read off the answers.
 
-    spread: squared, what users add who round at random; ordered: whether neighbouring types are alike; tested: with Mann and
-    Whitney's test.
+    spread: squared, what users add who round at random; ordered: whether neighbouring types are
+    alike; tested: with Mann and Whitney's test.
     """
 
     asked: queries.Question
