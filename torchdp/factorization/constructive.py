@@ -325,13 +325,12 @@ class MarginalFactorization:
         codes, index = torch.unique((digits * place).sum(-1), return_inverse=True)
         return codes, index
 
-    def encode(self, sets: Tensor, x: Tensor) -> Tensor:
-        """R_T(x) of these tables' sets T, as ``subsets`` names them: (*batch, u), float64.
+    def encode(self, codes: Tensor, x: Tensor) -> Tensor:
+        """R_T(x) of the sets T that ``subsets`` names: (*batch, u), float64.
 
         x: (*batch, d), zeros and ones. With a shift the empty set, the first, has 0.
         """
-        codes, _ = self.subsets(sets)
-        places = (self.d + 1) ** torch.arange(self.order, device=sets.device)
+        places = (self.d + 1) ** torch.arange(self.order, device=codes.device)
         bits = codes[:, None] // places % (self.d + 1)  # (u, l), 0 stands for none
         signs = torch.cat([torch.ones_like(x[..., :1]), 1 - 2 * x], -1).double()
         encoded = self.scales.to(x.device)[(bits > 0).sum(1)]

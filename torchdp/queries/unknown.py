@@ -121,7 +121,10 @@ class UnknownCategories(Brief):
         import pandas as pd
 
         level = checks.fraction("level", level)
-        labels = pd.Series(np.asarray(x, object), name=getattr(x, "name", "category"))
+        cells = np.asarray(x, object)
+        if cells.ndim != 1:
+            raise ValueError(f"x must be one column of categories, not of shape {cells.shape}")
+        labels = pd.Series(cells, name=getattr(x, "name", "category"))
         if users is not None:
             rows = pd.DataFrame({0: np.asarray(users, object), 1: labels}).dropna()
             shuffled = rows.drop_duplicates().sample(frac=1, random_state=np.random.default_rng())
