@@ -32,6 +32,7 @@ MAY_IMPORT = dict.fromkeys(FLOOR, frozenset()) | {
     "wire": {"checks", "threads"},
     "protocol": FLOOR | {"privacy", "wire"},
     "collection": FLOOR | {"privacy", "protocol"},
+    "distributed": FLOOR | {"privacy", "protocol"},
     "workloads": FLOOR,
     "kernels": {"checks"},
     "simulate": FLOOR,

@@ -44,6 +44,7 @@ PRINTED = {
     r"curator: .*, error 0\.000\d*; central diff",
     ("choosing.md", 2): HEAD + r"[\s\S]*\(tensor[\s\S]*torch\.Size\(\[9, 9\]\)",
     ("choosing.md", 3): r"8 bins: at most 0\.\d+\n16 bins[\s\S]*64 bins: at most 0\.\d+\n$",
+    ("cluster.md", 0): r"(tensor\(0\.9[34].*\n){2}$",
     ("densities.md", 0): r"candidate[\s\S]* waves[\s\S]*at most epsilon = 1, delta = 1e-06",
     (
         "densities.md",

@@ -11,6 +11,7 @@ The packages (each a module; loaded on first use, so ``import torchdp`` costs no
 - :mod:`torchdp.queries`: linear queries, local and central; agnostic learning
 - :mod:`torchdp.pairwise`: pairwise statistics under local differential privacy
 - :mod:`torchdp.collection`: messages that arrive in batches, in memory and on disk; groups compared
+- :mod:`torchdp.distributed`: users in parts: files that outgrow memory, Dask
 - :mod:`torchdp.domains`: convex sets given by oracles, and the shape of the noise for each
 - :mod:`torchdp.mean`: unbiased means of any bounded domain, with the Gaussian noise of the best
   shape
@@ -30,15 +31,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what an editor knows of ``torchdp.pairwise``
-    from torchdp import collection, density, domains, factorization, kernels, mean  # noqa: I001
+    from torchdp import collection, density, distributed, domains, factorization  # noqa: I001
+    from torchdp import kernels, mean
     from torchdp import noise, pairwise, privacy, protocol, queries, randomizers, regression
     from torchdp import secure, shuffle, simulate, sketching, training, workloads
     from torchdp import sklearn as sklearn
 
 __version__ = "0.1.0"
 __all__ = [
-    "collection", "density", "domains", "factorization", "kernels", "mean", "noise", "pairwise",
-    "privacy", "protocol", "queries", "randomizers", "regression", "secure", "shuffle", "simulate",
+    "collection", "density", "distributed", "domains", "factorization", "kernels", "mean", "noise",
+    "pairwise", "privacy", "protocol", "queries", "randomizers", "regression", "secure", "shuffle", "simulate",
     "sketching", "training", "workloads",
 ]  # fmt: skip
 

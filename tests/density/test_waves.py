@@ -205,6 +205,8 @@ def test_guarantee_all_sums_together_by_convolved_losses(scale, epsilon, most):
         (Gaussian(0.3), 1, 1.0, 20),
         (Laplacian(0.6), 2, 1.0, 60),
         (Gaussian(0.8), 3, 2.0, 400),
+        # the bound is five times the error of these users
+        (Laplacian(0.3), 3, 1.0, 300),
     ],
 )
 def test_predicted_errors_are_those_of_the_users(kernel, d, epsilon, most):
@@ -224,6 +226,9 @@ def test_predicted_errors_are_those_of_the_users(kernel, d, epsilon, most):
     noise = math.sqrt(candidate.error**2 - kde.features.average**2)
     exact = kde.density_mse(kde.summary(x), y)
     assert float((exact.rounding + exact.privacy).mean().sqrt()) == pytest.approx(noise, rel=0.01)
+    # of users and queries that are uniform in the box, as these are, but for few of them
+    assert float(exact.total.mean().sqrt()) == pytest.approx(candidate.flat, rel=0.1)
+    assert candidate.flat <= candidate.error
     assert kde.guarantee.epsilon == epsilon
     assert kde.guarantee.delta == 1e-5
     shares = (1 + kde.features.share(x)) / 2

@@ -286,6 +286,22 @@ def test_the_error_is_lower_than_that_of_the_nearest_answers(client):
     assert sum(ratios) / len(ratios) < math.log(0.9)
 
 
+def test_users_of_one_type_are_seen_by_the_answers_of_a_strategy():
+    """The nearest answers have three quarters of the unbiased error; likely ones alone nearly all."""
+    client = ShiftStrategy.tuned(PREFIX, 6.0, generator=keyed_generator(b"one type"))
+    protocol = LocalOracle(PREFIX, client)
+    counts = torch.zeros(K, dtype=torch.int64)
+    counts[K // 3] = 30_000
+    tally = protocol.sample_tally(counts, **sampled(60, b"one type"))
+    found = fitted(protocol, tally)
+    answers = found.unbiased.value
+    nearest, _ = nearest_histogram(PREFIX.mT @ PREFIX, answers @ PREFIX, 1e-8)
+    truth = protocol.exact(counts)
+    mine = mean_square(found.value - truth)
+    assert mine < 1.22**2 * mean_square(nearest @ PREFIX.mT - truth)
+    assert mine < 0.93**2 * mean_square(answers - truth)
+
+
 REPORTED = {
     "response": lambda epsilon: RandomizedResponse(K, epsilon),
     "subsets": lambda epsilon: SubsetSelection(K, epsilon),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.density.density import density_mse
 from torchdp.density.family import Features
 from torchdp.density.gaussian import GaussianOrthogonal
 from torchdp.density.inner_product import InnerProductFamily, InnerProductRotated
@@ -20,7 +21,7 @@ from torchdp.density.kde import MOST_STEPS, ShuffledKDE
 from torchdp.density.learning import ShuffledClasses, sizes_of
 from torchdp.density.waves import MOST_DIMENSIONS, Gaussian, StationaryKernel, Waves, lattices
 from torchdp.privacy import gaussian_sigma
-from torchdp.protocol import Choice, Objective
+from torchdp.protocol import Choice, Crowd, Objective
 from torchdp.protocol.choice import Candidate
 from torchdp.randomness import keyed_generator
 from torchdp.shuffle import BoundedSum, PoissonSum
@@ -73,7 +74,8 @@ class Plan:
     Args:
         name: what is said of it.
         features: public.
-        feature: their own squared error, of the mean or the worst query.
+        feature: their own squared error, of the mean or the worst query, whatever users hold.
+        even: the same for users and queries that are uniform in the box; without one ``feature``.
         gain: of R^2 g_j^2/I^2, (instances,).
         shape: (instances,).
         gamma: at scale 1.
@@ -84,6 +86,7 @@ class Plan:
     name: str
     features: Features
     feature: float
+    even: float
     gain: Tensor
     shape: Tensor
     gamma: float
@@ -128,6 +131,7 @@ def _waves(family: Waves, limit: float, mean: bool, device: torch.device) -> Ite
     sobol = torch.quasirandom.SobolEngine(family.dimension)
     points = sobol.draw(CROWD, dtype=torch.float64).to(device)
     crowd = low + (high - low) * points
+    queries = low + (high - low) * sobol.draw(CROWD, dtype=torch.float64).to(device)
     for count in COUNTS:
         lattice = min(lattices(family), key=lambda lattice: lattice.bound(count, mean))
         bound = lattice.bound(count, mean)
@@ -139,6 +143,7 @@ def _waves(family: Waves, limit: float, mean: bool, device: torch.device) -> Ite
             name=f"{features.repetitions} waves",
             features=features,
             feature=bound**2,
+            even=_missed(features, crowd, queries),
             gain=weights.square() / 2,
             shape=shape,
             gamma=features.gamma(shape),
@@ -149,6 +154,12 @@ def _waves(family: Waves, limit: float, mean: bool, device: torch.device) -> Ite
             return
 
 
+def _missed(features: Features, x: Tensor, y: Tensor) -> float:
+    """The mean over queries of the features' squared error for these users."""
+    none = torch.zeros(features.instances, dtype=torch.float64, device=x.device)
+    return float(density_mse(features, Crowd.of(x), y, none, none).feature.mean())
+
+
 def _orthogonal(family: GaussianOrthogonal, generator: torch.Generator) -> Iterator[Plan]:
     """Feature term: that of independent waves, 1/(2 I) at far points, where near ones have less."""
     for count in ORTHOGONAL:
@@ -157,6 +168,7 @@ def _orthogonal(family: GaussianOrthogonal, generator: torch.Generator) -> Itera
             name=f"{count} orthogonal waves",
             features=family.draw(count, generator=generator),
             feature=1 / (2 * count),
+            even=1 / (2 * count),
             gain=even / (2 * float(count) ** 2),
             shape=even,
             gamma=float(count),
@@ -179,6 +191,7 @@ def _products(kernel: InnerProductFamily, generator: torch.Generator) -> Plan:
         name=f"{instances} rotated coordinates",
         features=features,
         feature=family.bias**2,
+        even=family.bias**2,
         gain=even * family.bound**2 / instances,
         shape=even,
         gamma=features.gamma(even),
@@ -220,7 +233,13 @@ class Design:
 
     @property
     def error(self) -> float:
+        """Whatever users hold."""
         return math.sqrt(self.feature + self.rounding + self.noise)
+
+    @property
+    def even(self) -> float:
+        """For users that are uniform in the box."""
+        return math.sqrt(self.plan.even + self.rounding + self.noise)
 
 
 @dataclass(frozen=True)
@@ -365,6 +384,9 @@ def choose(
     chosen is certified, and the prediction corrected by it three times at most. The error is the
     root of the mean square over uniform queries in the box, the largest over users' data but for
     rounding, which is that of users uniform in the box; of inner products, at queries of norm 1.
+    ``flat`` of the candidate is the error for users uniform in the box: less, where the features'
+    bound is far above what they miss of such users. The choice is by the bound, because a choice by
+    ``flat`` would take few features, whose error for users in one place is large.
 
     Args:
         kernel: ``Gaussian(0.25)``, ``Laplacian``, ``ExponentialKernel`` with a box, or an inner
@@ -416,10 +438,14 @@ def choose(
         f"feature {feature:.3g}, rounding {rounding:.3g}, noise {noise:.3g}; "
         f"messages {design.messages:.4g} in the mean, {design.most:.4g} at most"
     )
+    if design.plan.crowd is not None:
+        note += f"; error {design.even:.3g} for users uniform in the box"
     name = f"{design.plan.name}, {design.law.__name__}"
     if classes is None:
-        return Choice((Candidate(name, kde, design.error, note),))
-    return Choice((Candidate(name, ShuffledClasses.like(kde, classes), design.error, note),))
+        return Choice((Candidate(name, kde, design.error, note, design.even),))
+    return Choice(
+        (Candidate(name, ShuffledClasses.like(kde, classes), design.error, note, design.even),)
+    )
 
 
 def _same() -> torch.Generator:

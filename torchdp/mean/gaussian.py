@@ -314,6 +314,19 @@ class GaussianMean(GaussianRelease, MeanProtocol):
         return Tally(n, {"sum": noisy * (n > 0)[:, None]})
 
     def release(self, summary: Crowd, draws: Draws, shape: Shape) -> Tally:
+        return self._noised(summary.n, self._whole(summary), draws, shape)
+
+    def added(self, x: Tensor) -> Tally:
+        return Tally(len(x), {"whole": self._whole(Crowd.of(x))})
+
+    def noised(self, total: Tally, draws: Draws) -> Tally:
+        self.sums.check(total.n)
+        return self._noised(total.n, total["whole"], draws)
+
+    def _whole(self, summary: Crowd) -> Tensor:
+        """Sums of u in whole steps, (*batch, size)."""
         sums = (weighted_sum(counts, u) for u, counts in self.encoded(summary))
-        noisy = self.sums.released(self.sums.blocks(sums, summary.n), draws, shape)
-        return Tally(summary.n, {"sum": noisy})
+        return self.sums.blocks(sums, summary.n)
+
+    def _noised(self, n: Users, whole: Tensor, draws: Draws, shape: Shape = ()) -> Tally:
+        return Tally(n, {"sum": self.sums.released(whole, draws, shape)})

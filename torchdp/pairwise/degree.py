@@ -26,7 +26,7 @@ from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.protocol import Estimate, Tally
 from torchdp.queries import LocalOracle, ShareFunction
-from torchdp.queries.channel import Channel
+from torchdp.queries.channel import Bounded, Channel
 from torchdp.queries.function import AT_ONCE, FunctionAnalyst, rows_of
 from torchdp.symmetric import symmetrised
 
@@ -96,6 +96,33 @@ class DegreeStatistic(ShareFunction, Brief):
 
     def queries(self, distinct: bool) -> Tensor:
         return torch.eye(self.types).to(self.kernel)
+
+    @property
+    def bounded(self) -> Bounded:
+        """One user is in a share m/n of all tuples."""
+        m = self.degree
+        orders = math.factorial(m)
+        low, high = self.kernel.aminmax(dim=0)
+
+        def exact(counts: Tensor) -> Tensor:
+            rows = counts.reshape(-1, self.types).to(self.kernel)
+            n = rows.sum(1, keepdim=True)
+            return self.of_users(rows / n, n).view(counts.shape[:-1])
+
+        def terms(n: Tensor) -> Tensor:
+            # Each T_l sums kernels tied in m! orders, and is contracted with l rows of k shares.
+            rows = n.reshape(-1, 1)
+            shares = torch.stack([self.share(axes, rows) for axes in range(1, m + 1)])
+            each = (m * (self.types + 2) + 2 * orders + 32) * orders
+            return each * shares.sum(0).view(n.shape)
+
+        return Bounded(
+            exact=exact,
+            moved=m * (high - low).max(),
+            size=self.kernel.abs().max(),
+            terms=terms,
+            limits=self.limits,
+        )
 
     def analyst(self, channel: Channel) -> "DegreeAnalyst":
         return DegreeAnalyst(self, channel)

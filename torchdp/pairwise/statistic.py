@@ -15,7 +15,7 @@ from torchdp import checks
 from torchdp.pairwise.analyst import ChannelPairs
 from torchdp.pairwise.forms import SAME, Form, Pairs, PairwiseForms, factorized, one_kernel
 from torchdp.queries import LocalOracle, lower_bound
-from torchdp.queries.channel import Channel, Question, histograms_of
+from torchdp.queries.channel import Bounded, Channel, Question, histograms_of
 
 # Histograms of a single type that a choice is judged by.
 MOST_SINGLE = 64
@@ -26,6 +26,8 @@ ROUGH = 1 / 8
 # Types up to which neighbours are merged, and into how many bins.
 LARGEST_MERGED = 1024
 BINS = (16, 32, 64)
+# Numbers in the kernels of which it is found how far one user moves their means: 512 MiB.
+LARGEST_KERNEL = 2**26
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,34 @@ class PairwiseStatistic(PairwiseForms, Question):
 
     def _read(self, distinct: bool) -> "PairwiseStatistic":
         return self if distinct is (self.pairs is Pairs.DISTINCT) else self.wide
+
+    @property
+    def bounded(self) -> Bounded | None:
+        """One user is in 2 of n pairs: D = 2 max |f(x, y) - f(x', y)|, and of all pairs no more.
+
+        There it also moves f(x, x) by D at most, of n^2 pairs. Not known of a ratio, whose
+        denominator may be small, nor of kernels that do not fit into memory.
+        """
+        exact = self.approximates or self
+        answers = math.prod(self.answer)
+        if self.denominator is not None or answers * self.types**2 > LARGEST_KERNEL:
+            return None
+        self.refuse_constant()
+        f = exact.kernel(exact.form)
+        low, high = f.aminmax(dim=-1)
+        k, r = exact.points.shape
+
+        def terms(n: Tensor) -> Tensor:
+            # k products are added to r sums, whose squares are added, and n of them come off.
+            return (2 * k + 2 * r + 32) * (1 + 2 / (n - 1).clamp_min(1))
+
+        return Bounded(
+            exact=self.exact,
+            moved=2 * (high - low).amax(-1),
+            size=exact.size(exact.form),
+            terms=terms,
+            limits=self.limits or (-math.inf, math.inf),
+        )
 
     @property
     def histograms(self) -> Tensor:

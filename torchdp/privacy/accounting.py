@@ -33,6 +33,8 @@ Profile = Callable[[np.ndarray], np.ndarray]
 _CUT = 1e-13
 # e to this power is a float, and beyond it curves are taken to be flat
 _LARGEST = 700.0
+# compositions whose tails cost less than finding where to cut them
+_FEW = 24
 # grid steps within the total variation of one instance: 40 in a deviation of its loss
 _STEPS = 16
 # of one instance, on either side: what a transform of a grid costs is bounded
@@ -135,9 +137,7 @@ def mixed_epsilon(parts: "Sequence[tuple[Profile, int]]", delta: float) -> float
     for (profile, times), (_, end) in zip(parts, scales, strict=True):
         nodes = _nodes(step, end)
         loss = _connected(step, nodes, profile(nodes * step))
-        if times > 1:
-            loss = loss.self_compose(times, _CUT)
-        losses.append(loss.to_dense_pmf())
+        losses.append(_power(loss, times))
     lost = rounding(sum(times for _, times in parts))
     return float(_joined(losses).get_epsilon_for_delta(max(delta - lost, 0.0)))
 
@@ -166,6 +166,13 @@ def _connected(step: float, nodes: np.ndarray, curve: np.ndarray) -> "PLDPmf":
     return connect(step, nodes, np.minimum.accumulate(curve))
 
 
+def _power(loss: "PLDPmf", times: int) -> "PLDPmf":
+    """So many of one loss together."""
+    if times > 1:
+        loss = loss.self_compose(times, _CUT if times > _FEW else 0.0)
+    return loss.to_dense_pmf()
+
+
 def _joined(losses: "Sequence[PLDPmf]") -> "PLDPmf":
     """The loss of all of them together."""
     return functools.reduce(lambda left, right: left.compose(right), losses)
@@ -182,11 +189,11 @@ def _worst(
     """
     losses = loss_distributions(profiles, instances)
     if len(losses) == 1:
-        return value(losses[0].self_compose(instances, _CUT))
+        return value(_power(losses[0], instances))
 
     @functools.cache
     def power(which: int, times: int) -> "PLDPmf":
-        return losses[which].self_compose(times, _CUT).to_dense_pmf()
+        return _power(losses[which], times)
 
     def bound(low: int, high: int) -> float:
         # Nothing lies between neighbours: both ends are mixtures that occur.

@@ -269,6 +269,22 @@ class CuratorProtocol(Protocol[S]):
     def release(self, summary: S, draws: Draws, shape: Shape) -> Tally:
         """The summary under its noise, ``shape`` times over."""
 
+    def added(self, x: Tensor) -> Tally:
+        """What validated users add to what is released, without noise: not private.
+
+        Such tallies add. Raises TypeError where only all users together have one.
+        """
+        if not isinstance(self.held, int):
+            raise TypeError(
+                f"protocol must be of types or GaussianMean, not {type(self).__name__}: it takes "
+                "all users at once"
+            )
+        return Tally(len(x), {"counts": cast(Tensor, self.summary(x))})
+
+    def noised(self, total: Tally, draws: Draws) -> Tally:
+        """The release of all that was ``added``."""
+        return self.release(cast(S, total["counts"]), draws, ())
+
     @final
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         return self.release(self.summary(x), draws, ())

@@ -38,7 +38,7 @@ Users = int | Tensor
 
 def broadcast_users(n: float | Tensor, answer: int = 0) -> float | Tensor:
     """n beside numbers of ``answer`` dimensions behind the batch, float64: (*batch, 1, ...)."""
-    return n.double().view(*n.shape, *[1] * answer) if isinstance(n, Tensor) else float(n)
+    return n.double().view((*n.shape, *[1] * answer)) if isinstance(n, Tensor) else float(n)
 
 
 def users_of(counts: Tensor) -> Users:

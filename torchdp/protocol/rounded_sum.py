@@ -127,13 +127,17 @@ class RoundedSum:
 
         n: users of all blocks together. Raises ValueError.
         """
+        self.check(n)
+        return reduce(torch.add, map(self._steps, sums))
+
+    def check(self, n: Users) -> None:
+        """Raises ValueError where the sum of so many users may not fit."""
         most = int(tensor_of(n).max())
         if most * self.norm >= MOST_STEPS * self.step:
             raise ValueError(
                 f"summary must count fewer users than {most}: their sum is more than 2^62 steps "
                 "of the noise"
             )
-        return reduce(torch.add, map(self._steps, sums))
 
     def _steps(self, total: Tensor) -> Tensor:
         return (total / self.step).round_().long()

@@ -20,6 +20,7 @@ needs, by who is trusted:
 | a shuffler | ``ShuffledQueries`` | of shuffled sums of bits |
 | servers that do not all collude | ``SecureQueries`` | of secure sums: a curator's error |
 | a curator | ``CentralFactorization``, ``CentralLaplace`` | of sums |
+| | ``CentralAnswers`` | of the answers, where one user moves them by a known amount |
 
 ``X.of(question, ...)`` is the protocol of a channel; ``choose`` finds the one of least predicted
 error.
@@ -27,7 +28,7 @@ error.
 To be read in this order: channel (what questions and channels promise each other), protocol
 (W = L R + shift, and its exact errors), oracle (reports, and Theorem 10 of Edmonds, Nikolov, Ullman
 for vectors), central, servers and twice (Ghazi et al. 2023, Lemma 11), release (answers to any
-question, and to several), function (the delta method of second order) with statistics;
+question, and to several), answers, function (the delta method of second order) with statistics;
 pair_variance holds the exact variances of forms of second order. Then fit with likelihood (EM and
 its gap), bound (Hoeffding's projection), choose with choose_local, and learn (their Theorem 24).
 
@@ -43,6 +44,7 @@ Source: Edmonds, Nikolov, Ullman (2020), Theorems 10 and 24; McKenna, Maity, Maz
 (2020).
 """
 
+from torchdp.queries.answers import CentralAnswers
 from torchdp.queries.bound import lower_bound
 from torchdp.queries.central import CentralFactorization, CentralLaplace, ShuffledQueries
 from torchdp.queries.channel import Channel, Question
@@ -83,6 +85,7 @@ from torchdp.queries.unknown import UnknownCategories
 
 __all__ = [
     "Answers",
+    "CentralAnswers",
     "CentralFactorization",
     "CentralLaplace",
     "CentralMarginals",

@@ -189,18 +189,7 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        pure = Guarantee(
-            self.epsilon, 0.0, Model.CENTRAL, Neighbours.REPLACE_ONE, False, LAPLACE_SOURCE
-        )
-        sums = len(self.queries.right)
-        variation = laplace.variation(1, sums * laplace.mean_clusters(1.0, self.rate))
-        # What events gain by a distance in variation on either side of the inequality.
-        cost = (1 + math.exp(self.epsilon)) * variation
-        if cost >= 0.5:
-            # At so large an epsilon nothing is known of the integers drawn: the promise is one of
-            # real numbers, as its arithmetic says.
-            return pure
-        return pure.rounded(variation, cost * (1 + 1e-6))
+        return laplace_guarantee(self.epsilon, len(self.queries.right), self.rate)
 
     @property
     def layout(self) -> Layout:
@@ -391,6 +380,19 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
 
     def cumulants(self, counts: Tensor) -> tuple[Tensor, Tensor]:
         return self.law.cumulants(counts.double() @ self.queries.right.mT)
+
+
+def laplace_guarantee(epsilon: float, numbers: int, rate: float) -> Guarantee:
+    """A curator's, of so many numbers under discrete Laplace noise drawn from tables."""
+    pure = Guarantee(epsilon, 0.0, Model.CENTRAL, Neighbours.REPLACE_ONE, False, LAPLACE_SOURCE)
+    variation = laplace.variation(1, numbers * laplace.mean_clusters(1.0, rate))
+    # What events gain by a distance in variation on either side of the inequality.
+    cost = (1 + math.exp(epsilon)) * variation
+    if cost >= 0.5:
+        # At so large an epsilon nothing is known of the integers drawn: the promise is one of real
+        # numbers, as its arithmetic says.
+        return pure
+    return pure.rounded(variation, cost * (1 + 1e-6))
 
 
 def _moved(bits: Tensor) -> Sensitivity:

@@ -12,7 +12,7 @@ are meant; J = diag(weights) and l, linear, of a quadratic form.
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -227,6 +227,22 @@ class Channel(Protocol[Tensor]):
         """The same messages, read for some of the queries alone."""
 
 
+class Bounded(NamedTuple):
+    """What a curator's noise on the answers themselves needs of a question.
+
+    exact: counts (*batch, k) -> the answers, (*batch, *answer); moved: n times the most that one of
+    n users moves each by, (*answer); size: the largest that each can be, (*answer); terms: n,
+    (*batch) -> how many times 2^-52 of ``size`` float64 misses ``exact`` by, at most, likewise;
+    limits: what each answer can be.
+    """
+
+    exact: Callable[[Tensor], Tensor]
+    moved: Tensor
+    size: Tensor
+    terms: Callable[[Tensor], Tensor]
+    limits: Range
+
+
 class Question(ABC):
     """Numbers that are functions of the users' types, whoever is trusted. A frozen dataclass."""
 
@@ -271,6 +287,11 @@ class Question(ABC):
     def fewest(self) -> int:
         """Users whose answer is defined."""
         return 1
+
+    @property
+    def bounded(self) -> Bounded | None:
+        """How far one user moves the answers; None: not known."""
+        return None
 
     # Whether answers are of several units, so that errors count relatively.
     relative: ClassVar[bool] = False

@@ -19,6 +19,7 @@ from torchdp import checks
 from torchdp.privacy import Model
 from torchdp.protocol import Choice, Objective, Protocol
 from torchdp.protocol.choice import Candidate
+from torchdp.queries.answers import CentralAnswers
 from torchdp.queries.bound import lower_bound
 from torchdp.queries.central import CentralFactorization, CentralLaplace, ShuffledQueries
 from torchdp.queries.channel import Channel, Question, histograms_of
@@ -126,7 +127,8 @@ def choose(
     ``torchdp.shuffle`` has and whose error is the same whatever the bits
     (:class:`ShuffledQueries`). A curator ("curator"): Gaussian noise by gamma_2, gamma_F, identity,
     binary tree, and on the plain vectors; discrete Laplace noise on the sums that are tried for a
-    shuffler, and on answers that are whole steps apart (:class:`CentralLaplace`). Servers that do
+    shuffler, on answers that are whole steps apart (:class:`CentralLaplace`), and on answers that
+    one user moves by a known amount, pairwise statistics among them (:class:`CentralAnswers`). Servers that do
     not all collude ("servers"): the same noise, made by the users (:class:`SecureQueries`). A note
     says who is trusted, and what one user sends. Who trusts a curator gets the curator's best where
     no shuffled one has less than 0.95 of its error.
@@ -215,17 +217,23 @@ def choose(
         return fitted_choice(choice, n, objective, problem.prior, ordered)
     if model is Model.LINEAR_TRANSFORM:
         pure = partial(SecureQueries, clients=n, epsilon=epsilon)
-        return Choice(problem.summed(partial(pure, delta=problem.delta), pure, "servers"))
-    curated: tuple[Candidate[Any], ...] = ()
+        named = problem.summed(partial(pure, delta=problem.delta), pure, "servers")
+        return Choice(problem.judged(named))
+    named = []
     if model is Model.CENTRAL:
         gaussian = partial(CentralFactorization, epsilon=epsilon, delta=problem.delta)
-        curated = problem.summed(gaussian, partial(CentralLaplace, epsilon=epsilon), "a curator")
-        if not search:
-            return Choice(curated)
-    shuffled = problem.judged([*_crowds(problem), *_sums(problem)])
-    if model is Model.SHUFFLE:
-        return Choice(shuffled)
-    return Choice((*Choice(curated).candidates, *Choice(shuffled).candidates), near=CLOSE)
+        named = problem.summed(gaussian, partial(CentralLaplace, epsilon=epsilon), "a curator")
+        with suppress(ValueError):  # no known amount that one user moves the answers by
+            answers = CentralAnswers(asked, epsilon)
+            named.append(Named("the answers, discrete Laplace", answers, "a curator, delta = 0"))
+    if search or model is Model.SHUFFLE:
+        named += [*_crowds(problem), *_sums(problem)]
+    # By the same units, where answers have several.
+    judged = Choice(problem.judged(named)).candidates
+    # A curator's come first, and are taken where shuffled ones are hardly better.
+    own = [one for one in judged if one.protocol.guarantee.model is model]
+    others = [one for one in judged if one.protocol.guarantee.model is not model]
+    return Choice((*own, *others), near=CLOSE if others else 0.0)
 
 
 def question_of(question: Any, copies: int = 1) -> Question:
@@ -370,7 +378,7 @@ class _Problem:
 
     def summed(
         self, gaussian: Callable[..., Channel], laplace: Callable[..., Channel], note: str
-    ) -> tuple[Candidate[Any], ...]:
+    ) -> list[Named]:
         """Gaussian noise on vectors, and discrete Laplace noise on sums of bits, whole answers."""
         tried: list[tuple[str, Callable[..., Channel], FactoredQueries, str]] = []
         for name, queries in self.factored:
@@ -383,7 +391,7 @@ class _Problem:
         for name, kind, queries, said in tried:
             with suppress(ValueError):  # nothing to hide, or so wide a noise is not drawn
                 named.append(Named(name, through(self.question, kind(queries)), said))
-        return self.judged(named)
+        return named
 
 
 def _local(problem: _Problem) -> Choice[Any]:

@@ -6,6 +6,7 @@ reports of n users; h, (b, k), histograms; D = diag(Q h), H = diag(h), M = Q^T D
 
 import math
 from functools import partial
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -42,6 +43,10 @@ CLOSE = 1e-3
 
 # Shares of a projection below this are zeros that rounding moved.
 ON = 1e-9
+
+# From this epsilon on the answers nearest to a strategy's have less error than likely ones where
+# few types are held; below it more, being pulled to single types by noise.
+TELLING = 2.0
 
 # Degrees of freedom are computed on at most so many types.
 MERGED = 128
@@ -208,7 +213,11 @@ def merged(client: FrequencyOracle) -> tuple[Tensor, Tensor]:
 
 
 def judged(
-    client: FrequencyOracle, reports: Tensor, fits: Tensor, W: Tensor
+    client: FrequencyOracle,
+    reports: Tensor,
+    fits: Tensor,
+    W: Tensor,
+    moves: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of fits: degrees of freedom, advantages, covariances with the unbiased answers, (fits, b).
 
@@ -228,6 +237,8 @@ def judged(
             are merged, within which a fit hardly varies.
         reports: (b, outputs).
         fits: by each of ``smoothers`` and without one, or the last alone; (fits, b, k).
+        moves: Y, (b, k, k), of one fit of another kind, whose changes are dh = Y du to first order:
+            d = tr Y and Cov(h, u) = Y A^-1/n.
         W: the queries, (m, k), of the covariances tr Cov(W h, W u).
 
     Source: Mallows (1973); Stein (1981).
@@ -242,20 +253,25 @@ def judged(
     rows = rows_at_once(max(groups.numel(), Q.numel()))
     found = []
     for h, S in zip(fits, [*kernels, None], strict=True):
-        parts = zip(h.split(rows), reports.split(rows), n.split(rows), strict=True)
-        for part, received, users in parts:
+        own = repeat(None) if moves is None else moves.split(rows)
+        parts = zip(h.split(rows), reports.split(rows), n.split(rows), own, strict=False)
+        for part, received, users, moved in parts:
             p = client.mixed(part).clamp_min(TINY)
             M = Q.mT @ (Q / p[..., None])
             merged_h = part @ groups.mT
             MH = M * merged_h[:, None]
             g = (received / (users * p)) @ Q - 1
             lone = alone(Q, users * p, g)
-            if S is None:
+            if moved is not None:
+                X = torch.linalg.solve(M + ROUNDING * _trace(M)[:, None, None] * eye, moved.mT).mT
+            elif S is None:
                 free = merged_h > LIGHT / client.k
                 X = unsmoothed(M, torch.where(free, 1, lone))
             else:
                 X = response(M, merged_h + lone / users, S)
-            freedom = (X * M).sum((-1, -2)) - 1
+            freedom = (X * M).sum((-1, -2))
+            if moved is None:  # else the sum stays 1 as it is
+                freedom = freedom - 1
             covariance = ((metric @ X) * (eye - MH).mT).sum((-1, -2)) / users[:, 0]
             V = M - MH @ M
             level = 1 / users + ROUNDING * M.diagonal(dim1=-2, dim2=-1)
@@ -303,6 +319,26 @@ def alone(Q: Tensor, messages: Tensor, g: Tensor) -> Tensor:
 def _trace(A: Tensor) -> Tensor:
     """Of matrices (*batch, k, k): (*batch)."""
     return torch.linalg.diagonal(A).sum(-1)
+
+
+def nearest_answers(
+    client: FrequencyOracle, reports: Tensor, W: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The histogram of the answers nearest to a strategy's unbiased ones, with its advantage.
+
+    argmin over histograms of ||W h - V f||, (1, b, k), V the decoder; and its covariance with u.
+    Where few types are held it has less error than what is likely, since it counts errors as the
+    answers do.
+    """
+    centred = W - W.mean(1, keepdim=True)
+    gram = centred.mT @ centred
+    n = reports.sum(-1, keepdim=True)
+    pull = reports / n @ client.decoder(centred).mT @ centred
+    h, _ = nearest_histogram(gram, pull, CLOSE / float(n.max()))
+    # V Q = W: the mean of what a report of its type adds.
+    X = _projected(gram, pull, h, gram.diagonal() / n)
+    _, advantage, covariance = judged(client, reports, h[None], W, X @ gram)
+    return h[None], advantage, covariance
 
 
 def projections(

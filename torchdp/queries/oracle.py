@@ -431,6 +431,14 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
         if isinstance(client, StrategyMatrix | ShiftStrategy):
             found, gap = likelihood.fits(client, reports, ordered)
             _, scores, covariances = likelihood.judged(client, reports, found, self.workload)
+            telling = client.epsilon >= likelihood.TELLING
+            if ordered and telling and client.k <= likelihood.MERGED:
+                near = likelihood.nearest_answers(client, reports, self.workload)
+                # Before the last, which is the plain fit.
+                found, scores, covariances = (
+                    torch.cat([many[:-1], one, many[-1:]])
+                    for many, one in zip((found, scores, covariances), near, strict=True)
+                )
             return found, scores, covariances, gap
         shares = client.totals(tally) / tally.users(1)
         # A projection weighs all entries alike: by their mean variance under even shares.

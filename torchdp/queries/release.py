@@ -20,7 +20,7 @@ from torchdp.protocol import CuratorProtocol, Estimate, Layout, Limits, Objectiv
 from torchdp.protocol.expansion import Block, joint_covariance
 from torchdp.protocol.frames import Held
 from torchdp.protocol.protocol import MessageProtocol, Protocol, Same
-from torchdp.queries.channel import Analyst, Channel, Question
+from torchdp.queries.channel import Analyst, Bounded, Channel, Question
 from torchdp.queries.protocol import dense
 
 Q = TypeVar("Q", bound=Question)
@@ -166,6 +166,20 @@ class Linear(Question, Brief):
     def analyst(self, channel: Channel) -> Analyst:
         return channel
 
+    @property
+    def bounded(self) -> Bounded:
+        W = self.workload
+        low = W.amin(1)
+        high = W.amax(1)
+        # Shares are rounded once, products once, and k of them are added.
+        return Bounded(
+            exact=lambda counts: (counts.double() / counts.sum(-1, keepdim=True)) @ W.mT,
+            moved=high - low,
+            size=W.abs().amax(1),
+            terms=lambda n: torch.full_like(n, self.types + 8),
+            limits=(low, high),
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Several(Question, Brief):
@@ -223,6 +237,28 @@ class Several(Question, Brief):
         # Other questions are not defined where all users are of one type: a correlation, a class
         # that is empty.
         return (1 - EVEN) * torch.cat(known) + EVEN / k
+
+    @property
+    def bounded(self) -> Bounded | None:
+        """Of all questions, their answers flattened; None where one of them has none."""
+        parts = []
+        for question in self.questions:
+            part = question.bounded
+            if part is None:
+                return None
+            parts.append(part)
+
+        def exact(counts: Tensor) -> Tensor:
+            batch = counts.shape[:-1]
+            return torch.cat([part.exact(counts).reshape(*batch, -1) for part in parts], -1)
+
+        return Bounded(
+            exact=exact,
+            moved=torch.cat([part.moved.flatten() for part in parts]),
+            size=torch.cat([part.size.flatten() for part in parts]),
+            terms=lambda n: torch.stack([part.terms(n) for part in parts]).amax(0),
+            limits=(-math.inf, math.inf),
+        )
 
     def aims(self, n: int, family: Tensor | None, covariance: Tensor) -> Tensor:
         """Each question's, so scaled that all count the same."""
