@@ -4,6 +4,7 @@ directory.
 
 import collections
 import contextlib
+import functools
 import io
 import re
 import shlex
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import torchdp
 from torchdp import cli
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -113,6 +115,9 @@ TOLD = {
     r"mean 1/2 of 1\n[\s\S]*: 3 3\nepsilon_0 [^\n]* 0\.98925\d+\n[\s\S]*"
     r"k = 16 users 400 MSE: public signs 0\.1\d* unary 0\.00\d*\n[^\n]*signs 0\.1\d* unary 0\.[789]\d*\n"
     r"w\^2 at least 67\.\d+ and r sigma\^2 of noise 649\d\.\d+\n",
+    "tasks.md": r" +value[\s\S]*tensor\([\s\S]*median +1(69\.[5-9]|70\.[0-4])[\s\S]*Basel mean +(169\.9|170\.[01])"
+    r"[\s\S]*torch\.Size\(\[32, 32\]\)[\s\S]*word 1 +7\d\d\d[\s\S]*at most epsilon = 0\.97[\s\S]*"
+    r"0\.(8[5-9]|9\d) of the others are right",
     "sums.md": r"tensor\(1\.00\d+,[\s\S]*at most epsilon = 0\.5, delta = 1e-06\n"
     r"(.* None (\w{4}-){15}\w{4}\n){5}tensor\(\[0\.\d*, 0\.\d*\], .*\ntensor\(\[",
     "relaxation.md": r"tensor\(1\.70[\s\S]*median 0\.0[1-4]\d* 0\.0[5-9]\d*\n[\s\S]*1329336000 tensor\(1771\.31[\s\S]*"
@@ -216,7 +221,20 @@ def test_estimate_command(page, tmp_path, monkeypatch, capsys, request):
         assert all(name in printed for name in re.findall(r"(?:height|income)(?==)", command)), (
             printed
         )
-    assert "Kendall's tau-a of height and income" in printed or page != "README.md"
+    assert "median of height" in printed or page != "README.md"
+
+
+def test_the_words_of_the_field_are_calls_or_packages():
+    """A row for each word: a call that there is, or who else does it."""
+    rows = [row for row in PAGES["words.md"].splitlines() if row.startswith("| ")][2:]
+    assert len(rows) >= 60
+    assert all("`" in row or "](" in row or "not here" in row or "see " in row for row in rows)
+    asked = "top-k, exponential mechanism, audit, k-means, logistic, noisy max, hyperparameter"
+    assert all(any(word in row.split("|")[1] for row in rows) for word in asked.split(", "))
+    for call in re.findall(r"`((?:\w+\.)+\w+)", " ".join(rows)):
+        room, *names = call.split(".")
+        if room in torchdp.__dir__() and room != "training":
+            assert functools.reduce(getattr, names, getattr(torchdp, room)), call
 
 
 @pytest.mark.parametrize("page", PAGES)

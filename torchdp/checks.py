@@ -72,7 +72,9 @@ def fraction(name: str, value: float) -> float:
     """``value`` as a float in (0, 1). Raises ValueError."""
     number = _number(name, value)
     if not 0 < number < 1:
-        raise ValueError(f"{name} must lie strictly between 0 and 1, not {value!r}")
+        # What is written in per cent.
+        meant = f": did you mean {number / 100:g}?" if 1 < number < 100 else ""
+        raise ValueError(f"{name} must lie strictly between 0 and 1, not {value!r}{meant}")
     return number
 
 

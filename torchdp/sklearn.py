@@ -251,7 +251,7 @@ class PrivateLogisticRegression(base.ClassifierMixin, Curated):
     """
 
     classes: Any = None
-    steps: int = 50
+    steps: int = 100
 
     def fit(self, X: Any, y: Any) -> "PrivateLogisticRegression":
         """X: (n, d); y: (n,), of any labels."""

@@ -21,7 +21,7 @@ Where: TypeAlias = torch.device | str | None
 MOST_BITS = 32
 # of a matrix, while it is made
 COPIES = 3
-REMEDY = "take factorization.MarginalFactorization(d, order), which is never formed"
+REMEDY = "take queries.CentralMarginals(d, order, epsilon, delta), which is never formed"
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,8 @@ def marginals(config, report):
     draws = []
     for _ in range(config.draws):
         normals = torch.randn(count, dtype=torch.float64, generator=generator)
-        draws.append(factors.noise(sets, normals, 1.0).gather(1, cells))
+        noise = factors.decode(sets, factors.sensitivity * normals)
+        draws.append(noise.gather(1, cells))
     ratio = torch.cat(draws, 1).square().mean(1) / factors.variance(1.0)
     memory = (peak_memory() - before) / 2**10
     # a mean of squared normals varies by 2 over their number

@@ -185,8 +185,7 @@ def test_its_noise_is_that_of_a_factorization(shift):
     made = MarginalFactorization(5, 2, shift)
     sets = torch.combinations(torch.arange(5), 2)
     count = len(made.subsets(sets)[0])
-    columns = [made.noise(sets, unit, 1.0).flatten() for unit in torch.eye(count).double()]
-    L = torch.stack(columns, 1)
+    L = made.sensitivity * made.decode(sets, torch.eye(count).double()).flatten(1).mT
     W = workloads.marginal_tables(5, 2).dense()
     W = W - 0.25 if shift else W
     R = torch.linalg.pinv(L) @ W
@@ -213,10 +212,9 @@ def test_three_way_marginals_of_a_thousand_bits():
         dtype=torch.float64,
         generator=generator(),
     )
-    noise = made.noise(sets, normals, 2.0)
-    apart = made.noise(
-        torch.arange(999).view(333, 3), torch.randn(1 + 333 * 7, generator=generator()), 2.0
-    )
+    noise = made.decode(sets, 2.0 * made.sensitivity * normals)
+    others = torch.randn(1 + 333 * 7, generator=generator())
+    apart = made.decode(torch.arange(999).view(333, 3), 2.0 * made.sensitivity * others)
     assert noise.shape == (20_000, 8)
     ratio = apart.square().mean() / made.variance(2.0)
     # 333 tables: the variance of the noise to ten per cent

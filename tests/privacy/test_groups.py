@@ -42,9 +42,6 @@ def test_rows_of_each_user_are_as_many_as_stated():
     rows = protocol.sampled_rows(table, "who", 3)
     assert rows["who"].value_counts().to_dict() == {"a": 3, "b": 3, "c": 3}
     assert set(rows.loc[rows["who"] == "b", "x"]) <= {5, 6}
-    many = protocol.sampled_rows(table, "who", 4000)
-    drawn = many.loc[many["who"] == "a", "x"].value_counts()
-    assert len(drawn) == 5 and (abs(drawn - 800) < 5 * 26).all()
     with pytest.raises(ValueError, match="user must name a column"):
         protocol.sampled_rows(table, "id", 1)
     with pytest.raises(ValueError, match="lacks 1 of 2"):

@@ -409,7 +409,7 @@ def test_diameters_are_no_less_than_the_largest_distance(k):
                 1e-6,
                 trust="curator",
             ),
-            "MarginalFactorization",
+            "CentralMarginals",
         ),
         (
             lambda: choose(
@@ -419,7 +419,7 @@ def test_diameters_are_no_less_than_the_largest_distance(k):
                 1e-6,
                 trust="curator",
             ),
-            "MarginalFactorization",
+            "CentralMarginals",
         ),
         (
             lambda: choose(torch.ones(1, 1).expand(20_000, 20_000), 1000, 1.0),

@@ -152,7 +152,7 @@ class TestCentralMarginals(Unbiased, Contract):
         for d, order in ((1, 1), (5, 3), (6, 2), (3, 3)):
             protocol = CentralMarginals(d, order, 1.0, 1e-6)
             people = torch.tensor(list(itertools.product((0.0, 1.0), repeat=d)))
-            encoded = protocol.factors.encode(protocol.sets, people)
+            encoded = protocol.factors.encode(protocol.codes, people)
             apart = float(torch.cdist(encoded, encoded).max())
             assert apart <= protocol.distance <= apart * (1 + 1e-9)
 

@@ -109,5 +109,5 @@ def test_neither_order_nor_missing_rows_are_seen():
     assert one.equals(two)
     assert len(one) == 4
     assert found.estimate([]).empty
-    with pytest.raises(ValueError, match="noise would reach"):
+    with pytest.raises(ValueError, match="reach of the noise"):
         UnknownCategories(1e-4, 1e-9)

@@ -77,10 +77,6 @@ def estimate(options: argparse.Namespace) -> int:
     """
     # Options are refused before the table is read.
     terms = terms_of(options, options.trust)
-    if 1 < options.level < 100:
-        raise ValueError(
-            f"--level must be a fraction below 1: did you mean {options.level / 100:g}?"
-        )
     checks.fraction("--level", options.level)
     if options.csv is None:
         raise ValueError(
@@ -304,7 +300,7 @@ def plan(options: argparse.Namespace) -> int:
         # How many bins are asked depends on who is trusted: each plan has its own question.
         asked = asking(argparse.Namespace(**{**vars(options), "trust": trust}))
         question = asked.question(asked.axes())
-        unit = question.planned or question.unit
+        unit = question.unit
         if options.users is None:
             n, name, protocol = _least(question, terms, options, unit)
         else:

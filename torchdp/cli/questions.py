@@ -11,22 +11,18 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from torchdp import domains, mean, pairwise, queries, randomizers
-from torchdp.cli.table import Axis, Bins
+from torchdp.cli.table import Axis
 from torchdp.pairwise import PairwiseStatistic
 from torchdp.pairwise.population import tested
 from torchdp.pairwise.rows import RowStatistic
 from torchdp.protocol import Crowd, Estimate, Objective, Protocol, Tally
 from torchdp.queries.choose import LARGEST_STRATEGY
-from torchdp.queries.quantiles import at_edges
 from torchdp.shuffle import Amplified
 
 # Points at which the users of a covariance's plan stand: there all columns rise together.
 DIAGONAL = 33
-# Of shares: what a fitted bin holds below it is rounding, and counts as this much.
-RESOLUTION = 1e-12
 Asked = Protocol[Any]
 Read = Callable[[Tensor, Tensor, Tensor, Tensor], "list[Answer]"]
 """Of values, errors and the ends of intervals, (answers,) each, what is printed."""
@@ -124,14 +120,12 @@ class Answer:
 class Question(ABC):
     """One statistic of users, or several, with its title and words on what bins do to it.
 
-    least: users it takes. unit: of a standard error; planned: of a plan's
-    error, where that is another; assumes: what ``errors`` assume.
+    least: users it takes. unit: of a standard error; assumes: what ``errors`` assume.
     """
 
     title: str
     words: str
     unit: str = field(default="", kw_only=True)
-    planned: str = field(default="", kw_only=True)
     least: ClassVar[int] = 2
     assumes: ClassVar[str] = "the largest over a few histograms"
 
@@ -172,16 +166,14 @@ class Question(ABC):
 class OfTypes(Question):
     """What users of finitely many types are asked, and what is read off the answers.
 
-    spread: squared, what users add who round at random; fits: answers that are read off a fitted
-    histogram, 0: none; ordered: whether neighbouring types are alike; tested: with Mann and
-    Whitney's test.
+    spread: squared, what users add who round at random; ordered: whether neighbouring types are
+    alike; tested: with Mann and Whitney's test.
     """
 
     asked: queries.Question
     read: Read | None = None
     objective: Objective = Objective.MEAN
     spread: float = 0.0
-    fits: int = 0
     ordered: bool = True
     tested: bool = False
 
@@ -210,7 +202,7 @@ class OfTypes(Question):
             # A population's sampling error holds that of the rounding already.
             rounding = torch.full_like(own.value, self.spread) / own.n
             estimate = own.with_sampling(rounding)
-        low, high = _together(estimate, level, self.fits)
+        low, high = estimate.together(level)
         answers = self.told(analyst, tally, estimate.value, _rmse(estimate), low, high)
         if self.tested and not population:
             u = tested(analyst, tally, own).u
@@ -222,9 +214,6 @@ class OfTypes(Question):
         self, analyst: Any, tally: Tally, value: Tensor, error: Tensor, low: Tensor, high: Tensor
     ) -> list[Answer]:
         """The answers of values, errors and intervals' ends that ``analyst`` read off a tally."""
-        if self.fits:
-            # The estimates alone are fitted: errors and intervals are of the unbiased answers.
-            value = queries.fitted(analyst, tally, ordered=self.ordered).value
         if self.read is not None:
             return self.read(value.flatten(), error.flatten(), low.flatten(), high.flatten())
         if not self.tested:
@@ -248,25 +237,45 @@ class OfTypes(Question):
             objective = self.objective if shares is None else Objective.MEAN
             return queries.lower_bound(self.asked.workload, n, epsilon, objective, prior=shares)
         family = cast(Tensor, self.asked.histograms) if shares is None else shares[None]
-        bounds = [self.asked.bound(n, epsilon, histogram) or 0.0 for histogram in family]
-        return max(bounds, default=None)
+        bounds = [self.asked.bound(n, epsilon, histogram) for histogram in family]
+        return max((bound for bound in bounds if bound is not None), default=None)
 
     def shares(self, protocol: Asked, tally: Tally) -> Tensor | None:
         """None of quantiles, whose error is in another unit than the bound."""
         if isinstance(self.asked, PairwiseStatistic):
             fit = pairwise.consistent(protocol, tally)
             return None if fit.value.isnan().any() else fit.histogram
-        if self.fits:
-            return None
         channel = cast(queries.Channel, getattr(protocol, "channel", protocol))
         return queries.fitted(channel, tally, ordered=self.ordered and self.linear).histogram
 
     def lifted(self, place: Tensor) -> "queries.Question":
         """What is asked, of finer types of which each is of the type ``place``."""
-        if isinstance(self.asked, queries.Linear):
-            return queries.Linear(self.asked.workload[:, place])
-        statistic = cast(PairwiseStatistic, self.asked)
-        return replace(statistic, points=statistic.points[place], likely=None)
+        if isinstance(self.asked, PairwiseStatistic):
+            return replace(self.asked, points=self.asked.points[place], likely=None)
+        return Lifted(self.asked, place)
+
+
+@dataclass(frozen=True, eq=False)
+class Lifted(queries.Question):
+    """A question of linear queries, asked of finer types, each of which is of the type ``place``."""
+
+    asked: queries.Question
+    place: Tensor
+
+    @property
+    def types(self) -> int:
+        return len(self.place)
+
+    @property
+    def histograms(self) -> Tensor | None:
+        coarse = self.asked.histograms
+        return None if coarse is None else (coarse / torch.bincount(self.place))[:, self.place]
+
+    def queries(self, distinct: bool) -> Tensor:
+        return self.asked.queries(distinct)[:, self.place]
+
+    def analyst(self, channel: Any) -> Any:
+        return self.asked.analyst(channel)
 
 
 @dataclass(frozen=True)
@@ -291,11 +300,7 @@ class Together(Question):
         analyst = _analyst(protocol)
         estimate = cast(queries.Answers, _asked(analyst.analyse(tally), population))
         sizes = [part.value.numel() for part in estimate.each]
-        printed = 0
-        # Quantiles ask for every bin's share and print a few numbers: these alone are counted.
-        if any(part.fits for part in self.parts):
-            printed = sum(part.fits or size for part, size in zip(self.parts, sizes, strict=True))
-        low, high = _together(estimate, level, printed)
+        low, high = estimate.together(level)
         numbers = torch.stack([estimate.value, _rmse(estimate), low, high])  # (4, answers)
         whole = analyst.channel.whole(tally)
         answers = []
@@ -423,14 +428,6 @@ def _answer(
     return Answer(name, float(value), float(error), interval, p_value, words)
 
 
-def _together(estimate: Estimate, level: float, printed: int) -> tuple[Tensor, Tensor]:
-    """Ends that hold all at once; printed: so many, not known beforehand, of them; 0: all."""
-    if not printed:
-        return estimate.together(level)
-    # Bonferroni, which holds for any dependence between answers.
-    return estimate.interval(1 - (1 - level) / printed)
-
-
 def _rmse(estimate: Estimate) -> Tensor:
     """The standard error, and what an approximation may add."""
     bias = torch.as_tensor(estimate.bias, dtype=torch.float64)
@@ -443,35 +440,6 @@ def each_answer(names: list[str], limits: tuple[float, float] = (-math.inf, math
 
     def read(value: Tensor, error: Tensor, low: Tensor, high: Tensor) -> list[Answer]:
         rows = zip(names, value, error, low.clamp(*limits), high.clamp(*limits), strict=True)
-        return [_answer(*row) for row in rows]
-
-    return read
-
-
-def quantiles_of(bins: Bins, shares: list[float]) -> Read:
-    """Quantiles from the shares of users up to each bin's upper end.
-
-    The value is read off the fitted distribution function, and its interval is that of
-    ``queries.Quantiles``; its error, in the column's unit, is that of the unbiased share of users
-    up to there over the fitted density.
-    Source: Woodruff (1952).
-    """
-
-    asked = queries.Quantiles(torch.tensor(bins.edges, dtype=torch.float64), shares)
-
-    def read(value: Tensor, error: Tensor, low: Tensor, high: Tensor) -> list[Answer]:
-        # A distribution function does not fall, and what is fitted may by rounding.
-        fit = at_edges(value).cummax(0).values
-        quantiles, upper, _ = asked.of(fit, asked.shares)
-        lows, highs = asked.around(low, high, quantiles)
-        # The delta method: of a share, over the density there; where that is near 0, the interval
-        # says more. At the outer edges a share has no error.
-        density = fit.diff()[upper - 1].clamp_min(RESOLUTION) / bins.width
-        wrong = pad(error, (1, 1))
-        most = torch.maximum(wrong[upper - 1], wrong[upper])
-        errors = torch.minimum(most / density, highs - lows)
-        names = [f"quantile {share:g}" for share in shares]
-        rows = zip(names, quantiles, errors, lows, highs, strict=True)
         return [_answer(*row) for row in rows]
 
     return read

@@ -17,7 +17,6 @@ from torchdp.cli.questions import (
     Question,
     Together,
     each_answer,
-    quantiles_of,
 )
 from torchdp.cli.table import MOST_TYPES, Axis, Bins, bounded, parse_bounds, range_of
 from torchdp.noise import Noise, source
@@ -93,10 +92,9 @@ def _quantiles(name: str) -> Make:
         given = options.quantiles if name == "quantiles" else [0.5]
         shares = [checks.fraction("--quantiles", share) for share in given]
         words = _words(BINS + ": an interval ends where bins do", axes)
-        # The last prefix sum is 1 whatever the data, and is not asked.
-        W = queries.Linear(workloads.prefix(bins.count).dense()[:-1])
-        read = quantiles_of(bins, shares)
-        return OfTypes(f"{name} of {axes[0].name}", words, W, read, planned=SHARE, fits=len(shares))
+        asked = queries.Quantiles(torch.tensor(bins.edges, dtype=torch.float64), shares)
+        read = each_answer([f"quantile {share:g}" for share in shares])
+        return OfTypes(f"{name} of {axes[0].name}", words, asked, read)
 
     return make
 

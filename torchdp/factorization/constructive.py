@@ -280,31 +280,12 @@ class MarginalFactorization:
         codes, index = torch.unique((digits * place).sum(-1), return_inverse=True)
         return codes, index
 
-    def noise(self, sets: Tensor, normals: Tensor, sigma: float) -> Tensor:
-        """The noise of these tables from independent standard normals, (tables, 2^order), float64.
-
-        Args:
-            sets: as of :meth:`subsets`.
-            normals: (u,), one for each of ``subsets(sets)``; with a mechanism's own generator.
-            sigma: ``gaussian_sigma(epsilon, delta, 1)`` for two histograms whose R differ by at
-                most the sensitivity.
-        """
-        sigma = checks.non_negative("sigma", sigma)
-        codes, _ = self.subsets(sets)
-        if checks.floating("normals", normals).shape != codes.shape:
-            raise ValueError(
-                f"normals must hold one number for each of {len(codes)} sets, "
-                f"not {tuple(normals.shape)}"
-            )
-        return sigma * self.sensitivity * self.decode(sets, normals)
-
-    def encode(self, sets: Tensor, x: Tensor) -> Tensor:
-        """R_T(x) of these tables' sets T, as ``subsets`` names them: (*batch, u), float64.
+    def encode(self, codes: Tensor, x: Tensor) -> Tensor:
+        """R_T(x) of the sets T that ``subsets`` names: (*batch, u), float64.
 
         x: (*batch, d), zeros and ones. With a shift the empty set, the first, has 0.
         """
-        codes, _ = self.subsets(sets)
-        places = (self.d + 1) ** torch.arange(self.order, device=sets.device)
+        places = (self.d + 1) ** torch.arange(self.order, device=codes.device)
         bits = codes[:, None] // places % (self.d + 1)  # (u, l), 0 stands for none
         signs = torch.cat([torch.ones_like(x[..., :1]), 1 - 2 * x], -1).double()
         encoded = self.scales.to(x.device)[(bits > 0).sum(1)]
@@ -315,9 +296,11 @@ class MarginalFactorization:
     def decode(self, sets: Tensor, encoded: Tensor) -> Tensor:
         """L y of the tables: y (*batch, u), as ``encode`` has them, to (*batch, tables, 2^order).
 
-        With a shift the tables' means, 2^-order, are to be added.
+        Of independent normals y, each of deviation sigma times the sensitivity, these are the
+        tables' noise. With a shift the tables' means, 2^-order, are to be added. Raises ValueError.
         """
-        _, index = self.subsets(sets)
+        codes, index = self.subsets(sets)
+        checks.shaped("encoded", encoded, ..., len(codes), note=", of the sets")
         inside = _bits(self.order, sets.device)
         scales = self.scales.to(sets.device)[inside.sum(-1)]
         weighted = encoded.double()[..., index] * torch.where(scales > 0, 1 / scales, 0.0)

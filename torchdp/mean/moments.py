@@ -271,13 +271,15 @@ class GaussianCovariance(GaussianRelease):
         domain: a box; of one column its covariance is the variance. Raises ValueError, TypeError.
         Guarantees: as ``calibrated``.
         """
-        half = (checks.instance("domain", domain, Box).high - domain.low) / 2
         # The round shape of the cube [-1, 1]^d, stretched to the box.
-        one = torch.ones_like(half)
+        one = torch.ones_like(checks.instance("domain", domain, Box).low)
         even = round_shape(Box(-one, one), 2.0)
-        middle = domain.low + half
-        root = half[:, None] * even.root
-        shape = replace(even, root=root, centre=middle, support=middle + half * even.support)
+        shape = replace(
+            even,
+            root=domain.generators @ even.root,
+            centre=domain.middle,
+            support=domain.middle + even.support @ domain.generators,
+        )
         return cls.calibrated(domain, shape, delta=delta, epsilon=epsilon)
 
     @cached_property

@@ -125,15 +125,12 @@ def sampled_rows(table: "pd.DataFrame", user: str, most: int) -> "pd.DataFrame":
     Raises TypeError, ValueError.
     """
     most = checks.integer("most", most, 1)
-    if user not in table.columns:
-        raise ValueError(f"user must name a column of the table, not {user!r}")
+    if user not in getattr(table, "columns", ()):
+        raise ValueError(f"user must name a column of a DataFrame table, not {user!r}")
     _refuse_missing(table[user], f"column {user!r}")
-    return table.groupby(user, observed=True).sample(most, replace=True, random_state=generator())
-
-
-def generator() -> np.random.Generator:
-    """Keyed by the system: of draws that need not be secret, and not be repeated."""
-    return np.random.default_rng()
+    return table.groupby(user, observed=True).sample(
+        most, replace=True, random_state=np.random.default_rng()
+    )
 
 
 def categories(x: Any) -> Any:

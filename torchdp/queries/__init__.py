@@ -79,7 +79,6 @@ from torchdp.queries.statistics import (
     KendallB,
     MeanDiscrepancy,
     Spearman,
-    TrimmedMean,
 )
 from torchdp.queries.twice import Twice
 from torchdp.queries.unknown import UnknownCategories
@@ -114,7 +113,6 @@ __all__ = [
     "ShareFunction",
     "ShuffledQueries",
     "Spearman",
-    "TrimmedMean",
     "Twice",
     "UnknownCategories",
     "bins_of",

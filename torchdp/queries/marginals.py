@@ -69,6 +69,11 @@ class CentralMarginals(CuratorProtocol[Crowd]):
         """The bits of each table, (tables, order), rising."""
         return torch.combinations(torch.arange(self.d), self.order)
 
+    @cached_property
+    def codes(self) -> Tensor:
+        """Of the sets T, as ``MarginalFactorization.subsets`` names them."""
+        return self.factors.subsets(self.sets)[0]
+
     @property
     def held(self) -> tuple[int]:
         return (self.d,)
@@ -96,11 +101,10 @@ class CentralMarginals(CuratorProtocol[Crowd]):
     @cached_property
     def sums(self) -> RoundedSum:
         """Of the users' encodings, and its noise."""
-        codes, _ = self.factors.subsets(self.sets)
         norm = self.factors.sensitivity * (1 + ROUNDING)
         # The rest of delta pays for the tables of the draws.
         multiplier = gaussian_sigma(self.epsilon, self.delta * ROUNDED)
-        return RoundedSum.least(multiplier, self.distance, norm, len(codes))
+        return RoundedSum.least(multiplier, self.distance, norm, len(self.codes))
 
     @cached_property
     def guarantee(self) -> Guarantee:
@@ -117,7 +121,7 @@ class CentralMarginals(CuratorProtocol[Crowd]):
     def _blocks(self, summary: Crowd) -> Iterator[Tensor]:
         """Sums of the users' encodings, (*batch, parities), block by block."""
         for rows, counts in in_blocks(summary.rows, summary.counts, rows_at_once(self.sums.size)):
-            yield weighted_sum(counts, self.factors.encode(self.sets, rows))
+            yield weighted_sum(counts, self.factors.encode(self.codes, rows))
 
     def release(self, summary: Crowd, draws: Draws, shape: Shape) -> Tally:
         whole = self.sums.blocks(self._blocks(summary), summary.n)

@@ -32,7 +32,7 @@ EVEN = 1e-9
 
 # What to do where a workload does not fit into memory, by its name.
 ASK_FOR_LESS = "ask for fewer queries, or merge types that they hardly tell apart"
-MARGINALS = "take factorization.MarginalFactorization(d, order), which is never formed"
+MARGINALS = "take queries.CentralMarginals(d, order, epsilon, delta), which is never formed"
 REMEDIES = {
     "identity": "for a histogram of so many types take an oracle itself, "
     "randomizers.HadamardResponse(k, epsilon)",

@@ -12,23 +12,25 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchdp import checks, workloads
+from torchdp.brief import Brief
 from torchdp.protocol import Estimate, Objective, Tally, Users
 from torchdp.protocol.frames import Rows, rows_of
 from torchdp.protocol.interval import Ends
 from torchdp.protocol.records import tensor_of
-from torchdp.queries.channel import Channel
-from torchdp.queries.statistics import InBins
+from torchdp.queries.channel import Channel, Question
 
 # In F: what a bin without users, or an error of none, counts as.
 RESOLUTION = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
-class Quantiles(InBins):
-    """The numbers below which given shares of the users lie.
+class Quantiles(Question, Brief):
+    """The numbers below which given shares of the users lie; users of a bin are evenly in it.
+
+    The mean of many of them, evenly from .1 to .9, is a trimmed mean.
 
     Args:
-        edges: as of ``InBins``.
+        edges: of the bins, (k + 1,), rising and public; ``bins_of`` finds a number's.
         shares: (q,), each in (0, 1), a tensor or numbers; .5 is the median.
 
     Raises TypeError, ValueError.
@@ -36,14 +38,27 @@ class Quantiles(InBins):
     Source: Woodruff (1952), for the intervals.
     """
 
+    edges: Tensor
     shares: Any = (0.5,)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        shares = torch.as_tensor(self.shares, dtype=torch.float64).clone()
+        edges = checks.shaped("edges", checks.floating("edges", self.edges), "bins + 1")
+        if len(edges) < 3 or bool((edges.diff() <= 0).any()):
+            raise ValueError("edges must be three numbers or more, each above the one before")
+        shares = torch.as_tensor(self.shares, dtype=torch.float64)
         if checks.shaped("shares", shares, "q").min() <= 0 or not shares.max() < 1:
             raise ValueError(f"shares must be in (0, 1), .5 for the median, not {self.shares}")
-        object.__setattr__(self, "shares", shares)
+        object.__setattr__(self, "edges", edges.double().clone())
+        object.__setattr__(self, "shares", shares.clone())
+
+    @property
+    def types(self) -> int:
+        return len(self.edges) - 1
+
+    @property
+    def histograms(self) -> Tensor:
+        """The flat one."""
+        return torch.full((1, self.types), 1 / self.types, dtype=torch.float64)
 
     def queries(self, distinct: bool) -> Tensor:
         """F at the inner edges: at the outer ones it is 0 and 1."""
@@ -86,9 +101,17 @@ class QuantileAnalyst:
 
     def analyse(self, tally: Tally) -> "QuantileEstimate":
         F = self.channel.analyse(tally)
-        value, error, _ = self._heard(tally)
-        asked = self.question
-        return QuantileEstimate(value, error, F.n, stretch=F.stretch, question=asked, below=F)
+        value, error, slope = self._heard(tally)
+        noise = self.channel.plausible(tally)
+        return QuantileEstimate(
+            value,
+            error,
+            F.n,
+            stretch=F.stretch,
+            covariance=lambda: slope @ noise @ slope.mT,
+            question=self.question,
+            below=F,
+        )
 
     def expansion(self, tally: Tally) -> tuple[Tensor, None]:
         return self._heard(tally)[2], None
@@ -117,13 +140,14 @@ class QuantileAnalyst:
         return value, error, -weights * (error / s.clamp_min(RESOLUTION))[..., None]
 
     def exact(self, summary: Tensor) -> Tensor:
-        value, *_ = self.question.of(at_edges(self.channel.exact(summary)), self.question.shares)
-        return value
+        return self._of_users(summary)[0]
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
+        return self._of_users(summary)[1].square()
+
+    def _of_users(self, summary: Tensor) -> tuple[Tensor, ...]:
         inner = self.channel.exact(summary)
-        _, error, _ = self._read(inner, self.channel.covariance(summary.double()))
-        return error.square()
+        return self._read(inner, self.channel.covariance(summary.double()))
 
     def worst_mse(self, n: Users, objective: Objective) -> Tensor:
         """No bound is known: inf."""
@@ -160,7 +184,7 @@ class QuantileEstimate(Estimate):
 
 
 def bins_of(edges: Tensor, x: Rows) -> Tensor:
-    """The bins of numbers (n,): types for ``Quantiles``, ``TrimmedMean`` and histograms.
+    """The bins of numbers (n,): types for ``Quantiles`` and histograms.
 
     Numbers beyond the edges are in the first or the last bin; missing ones are refused.
 

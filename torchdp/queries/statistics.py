@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.brief import Brief
-from torchdp.queries.channel import Question
 from torchdp.queries.function import ShareFunction
 
 # Shares of the second group among the users of the public histograms.
@@ -188,69 +186,6 @@ class MeanDiscrepancy(TwoGroups):
         kernel = (-squares / (2 * self.width**2)).exp()
         difference = self.apart(h)
         return difference @ kernel @ difference
-
-
-@dataclass(frozen=True, eq=False)
-class InBins(Question, Brief):
-    """Of numbers in bins; users of a bin are evenly in it.
-
-    edges: of the bins, (k + 1,), rising and public; ``bins_of`` finds a number's.
-    """
-
-    edges: Tensor
-
-    def __post_init__(self) -> None:
-        edges = checks.shaped("edges", checks.floating("edges", self.edges), "bins + 1")
-        if len(edges) < 3 or bool((edges.diff() <= 0).any()):
-            raise ValueError("edges must be three numbers or more, each above the one before")
-        object.__setattr__(self, "edges", edges.double().clone())
-
-    @property
-    def types(self) -> int:
-        return len(self.edges) - 1
-
-    @property
-    def histograms(self) -> Tensor:
-        """Flat, rising and falling ones."""
-        return torch.stack(_slopes(self.types))
-
-
-@dataclass(frozen=True, eq=False)
-class TrimmedMean(InBins, ShareFunction):
-    """The mean of numbers in bins without the lowest and the highest users.
-
-    Args:
-        edges: as of ``InBins``.
-        cut: the share of users left out at each end, in (0, 1/2).
-
-    Raises TypeError, ValueError.
-
-    Source: Tukey (1962).
-    """
-
-    cut: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.within("cut", self.cut, 0.0, 0.499)
-
-    @property
-    def limits(self) -> tuple[float, float]:
-        return float(self.edges[0]), float(self.edges[-1])
-
-    def __call__(self, h: Tensor) -> Tensor:
-        edges = self.edges.to(h)
-        above = h.cumsum(0)
-        below = above - h
-        # The part (start, end) of each bin's users that is kept.
-        start = below.clamp(self.cut, 1 - self.cut)
-        end = above.clamp(self.cut, 1 - self.cut)
-        kept = end - start
-        # Of a bin that is kept whole the middle is exact, also where h is 0 or, decoded, below it.
-        whole = kept == h
-        place = ((start + end) / 2 - below) / torch.where(whole, 1.0, h)
-        place = torch.where(whole, 0.5, place)
-        return (kept * (edges[:-1] + place * edges.diff())).sum() / (1 - 2 * self.cut)
 
 
 def _slopes(size: int) -> list[Tensor]:

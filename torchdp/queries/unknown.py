@@ -18,7 +18,6 @@ from torchdp.brief import Brief
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee, Model, Neighbours
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.protocol.frames import generator
 from torchdp.rounded import Guide
 
 if TYPE_CHECKING:
@@ -74,12 +73,8 @@ class UnknownCategories(Brief):
         # a^K (1 - a + 2 a share) <= share (1 + a)
         least = math.log((-math.expm1(-self.rate) + 2 * a * share) / (share * (1 + a))) / self.rate
         reach = max(1, math.ceil(least * (1 + 1e-12)))
-        if reach > WIDEST:
-            raise ValueError(
-                f"epsilon = {self.epsilon:g} must be larger for {self.contributions} contributions "
-                f"and delta = {self.delta:g}: noise would reach {reach:g} users"
-            )
-        return reach
+        name = "reach of the noise, of so small an epsilon or so many contributions,"
+        return checks.integer(name, reach, 1, WIDEST)
 
     @cached_property
     def guarantee(self) -> Guarantee:
@@ -126,10 +121,13 @@ class UnknownCategories(Brief):
         import pandas as pd
 
         level = checks.fraction("level", level)
-        labels = pd.Series(np.asarray(x, object), name=getattr(x, "name", "category"))
+        cells = np.asarray(x, object)
+        if cells.ndim != 1:
+            raise ValueError(f"x must be one column of categories, not of shape {cells.shape}")
+        labels = pd.Series(cells, name=getattr(x, "name", "category"))
         if users is not None:
             rows = pd.DataFrame({0: np.asarray(users, object), 1: labels}).dropna()
-            shuffled = rows.drop_duplicates().sample(frac=1, random_state=generator())
+            shuffled = rows.drop_duplicates().sample(frac=1, random_state=np.random.default_rng())
             labels = shuffled.groupby(0).head(self.contributions)[1].rename(labels.name)
         elif self.contributions > 1:
             raise ValueError("users must be given where contributions are more than 1")
