@@ -80,6 +80,7 @@ MADE = {
     "central Laplace": lambda: queries.CentralLaplace(
         queries.FactoredQueries.spanned(FIRST, FIRST), EPSILON
     ),
+    "answers": lambda: queries.CentralAnswers(STATISTIC, EPSILON),
     "secure sums": lambda: queries.SecureQueries(FACTORS, USERS, EPSILON, DELTA),
     "shuffled bits": lambda: queries.ShuffledQueries.calibrated(
         FIRST, PoissonSum, USERS, EPSILON, DELTA
