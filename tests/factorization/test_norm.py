@@ -1,9 +1,12 @@
-"""The norms as losses, the free constant and gamma_2*: values, gradients, closed forms."""
+"""The norms as losses, the free constant and gamma_2*: values, gradients, closed forms,
+semidefinite programs.
+"""
 
 import math
 import warnings
 from functools import partial
 
+import cvxpy as cp
 import laws
 import pytest
 import torch
@@ -43,6 +46,17 @@ KNOWN = [
     (workloads.kendall(3, 4).dense(), 0.0, None),
     (torch.full((4, 5), -2.5, dtype=torch.float64), 2.5, 0.0),
 ]
+# SCS, to high accuracy: the derivative is no better than the solution. Not Clarabel: diffcp 1.1.9
+# returns the dual variables of its semidefinite cones out of order, and the derivative is wrong.
+# LSMR for the derivative's linear system: where the optimum is not unique diffcp's dense solver
+# returns anything, and its LSQR stops early.
+SOLVER = {
+    "solve_method": "SCS",
+    "eps_abs": 1e-10,
+    "eps_rel": 1e-10,
+    "max_iters": 100_000,
+    "mode": "lsmr",
+}
 
 
 @pytest.mark.parametrize(("p", "shift"), CASES)
@@ -183,6 +197,48 @@ def test_guarantee_no_constant_does_better(seed):
     assert math.isclose(attained, found.upper, rel_tol=1e-3)
 
 
+def by_layer(W):
+    """The least t with Z = [[A, W], [W^T, B]] >= 0 and diagonals of A and B at most t
+    (Lee, Shraibman, Spalek 2008).
+    """
+    cvxpylayers = pytest.importorskip("cvxpylayers.torch")
+    m, n = W.shape
+    given = cp.Parameter((m, n))
+    t = cp.Variable()
+    Z = cp.Variable((m + n, m + n), PSD=True)
+    limits = [cp.diag(Z) <= t, Z[:m, m:] == given]
+    problem = cp.Problem(cp.Minimize(t), limits)
+    layer = cvxpylayers.CvxpyLayer(problem, [given], [t, Z])
+    value, _ = layer(W, solver_args=SOLVER)
+    return value
+
+
+# optimal weights are unique
+UNIQUE = [
+    ("prefix", lambda: workloads.prefix(16).dense()),
+    ("wide", lambda: normal(6, 12)),
+    ("low rank", lambda: normal(8, 2) @ normal(2, 8, name=b"other")),
+]
+
+
+@pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # numpy's, of cvxpylayers
+@pytest.mark.parametrize("make", [make for _, make in UNIQUE], ids=[name for name, _ in UNIQUE])
+def test_gradient_of_the_value_is_the_witness(make):
+    """Implicit differentiation of the program against the envelope theorem on the fixed point:
+    nothing is shared.
+    """
+    W = make().requires_grad_()
+    value = by_layer(W)
+    (implicit,) = torch.autograd.grad(value, W)
+    (envelope,) = torch.autograd.grad(gamma2(W, tol=1e-8), W)
+    size = float(envelope.abs().max())
+    assert_close(implicit, envelope, rtol=0, atol=2e-4 * size)
+    # homogeneous of degree 1
+    assert_close((implicit * W).sum(), value, rtol=1e-7, atol=0)
+    # a thousandth off is seen
+    assert (1.001 * implicit - envelope).abs().max() > 2e-4 * envelope.abs().max()
+
+
 def with_zeros():
     U = normal(12, 15)
     U[3] = 0
@@ -193,6 +249,14 @@ def with_zeros():
 def dual_witness(W, shift):
     found = factorize(W, shift=shift, tol=1e-4)
     return witness(W, found.row_weights, found.column_weights, shift=shift)
+
+
+def sdp(U):
+    m, n = U.shape
+    Z = cp.Variable((m + n, m + n), PSD=True)
+    value = cp.sum(cp.multiply(U.numpy(), Z[:m, m:]))
+    problem = cp.Problem(cp.Maximize(value), [cp.diag(Z) == 1])
+    return problem.solve(solver=cp.CLARABEL)
 
 
 DUAL = {
@@ -236,6 +300,24 @@ def test_guarantee_gamma2_dual_closes_the_gap(name):
     for weights in (found.row_weights, found.column_weights):
         assert (weights >= 0).all()
         assert abs(float(weights.sum()) - 1) < 1e-14
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_it_equals_the_sdp(seed):
+    generator = keyed_generator(bytes([seed]))
+    m, n = torch.randint(1, 13, (2,), generator=generator).tolist()
+    U = torch.randn(
+        m,
+        n,
+        dtype=torch.float64,
+        generator=generator,
+    )
+    U = U.sign() if seed % 2 else U
+    found = gamma2_dual(U)
+    value = sdp(U)
+    # the semidefinite solver is good to some 1e-6
+    assert float(found.lower) <= value * (1 + 1e-6)
+    assert value <= float(found.upper) * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("seed", range(6))

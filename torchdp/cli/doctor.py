@@ -16,7 +16,7 @@ from torchdp.text import aligned, say
 
 # Those whose versions decide what runs, to be named in a report of a fault.
 PACKAGES = (
-    "torch numpy scipy pandas tqdm dp-accounting cryptography triton cvxpy matplotlib "
+    "torch numpy scipy pandas tqdm dp-accounting cryptography triton cvxpy cvxpylayers matplotlib "
     "scikit-learn dask"
 ).split()
 ON_CPU = "fused kernels need a CUDA device; --interpret tries them in Triton's interpreter"
