@@ -300,6 +300,7 @@ class MarginalFactorization:
         tables' noise. With a shift the tables' means, 2^-order, are to be added. Raises ValueError.
         """
         codes, index = self.subsets(sets)
+        encoded = checks.floating("encoded", encoded)
         checks.shaped("encoded", encoded, ..., len(codes), note=", of the sets")
         inside = _bits(self.order, sets.device)
         scales = self.scales.to(sets.device)[inside.sum(-1)]

@@ -45,7 +45,7 @@ class Quantiles(Question, Brief):
         edges = checks.shaped("edges", checks.floating("edges", self.edges), "bins + 1")
         if len(edges) < 3 or bool((edges.diff() <= 0).any()):
             raise ValueError("edges must be three numbers or more, each above the one before")
-        shares = torch.as_tensor(self.shares, dtype=torch.float64)
+        shares = checks.as_tensor("shares", self.shares).double()
         if checks.shaped("shares", shares, "q").min() <= 0 or not shares.max() < 1:
             raise ValueError(f"shares must be in (0, 1), .5 for the median, not {self.shares}")
         object.__setattr__(self, "edges", edges.double().clone())

@@ -37,7 +37,7 @@ class UnknownCategories(Brief):
     delta. Where it equals delta no mechanism names a category more often, whatever its count.
 
     Args:
-        epsilon: > 0, of all that a user adds.
+        epsilon: > 0, up to 700, of all that a user adds.
         delta: in (0, 1), likewise.
         contributions: categories that one user counts in, at most: each is private at epsilon and
             delta over so many.
@@ -57,6 +57,7 @@ class UnknownCategories(Brief):
 
     def __post_init__(self) -> None:
         checks.keep(self, epsilon=checks.positive, delta=checks.fraction)
+        checks.within("epsilon", self.epsilon, 0.0, 700.0)
         checks.integer("contributions", self.contributions, 1)
         checks.validated(self, "reach", "guarantee")
 
