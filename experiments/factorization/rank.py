@@ -7,7 +7,7 @@ Expected: truncation beats the projection in distortion and in norm; the rank th
 Output: results/factorization/rank/reductions.csv.
 Artifact: Ghazi et al. (2023) | Lemmas 11 to 13
 Status: negative: projection loses to truncation
-Time: seconds on one core.
+Time: seconds on one core, --smoke too.
 """
 
 from dataclasses import dataclass, replace

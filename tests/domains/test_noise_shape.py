@@ -288,3 +288,15 @@ def test_norm_grows_with_the_set(p):
     assert noise_shape(FiniteSet(POINTS), p, shift=False).upper >= base * (1 - 1e-4)
     repeated = FiniteSet(torch.cat([POINTS, POINTS[:3], POINTS.mean(0, keepdim=True)]))
     assert noise_shape(repeated, p).upper == pytest.approx(base, rel=2e-4)
+
+
+@pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
+def test_norm_is_homogeneous_and_blind_to_translation_and_grows_with_the_set(p):
+    base = noise_shape(FiniteSet(POINTS), p).upper
+    moved = noise_shape(FiniteSet(-2.5 * POINTS + 1e4), p)
+    # tol of either
+    assert moved.upper == pytest.approx(2.5 * base, rel=1e-4)
+    assert noise_shape(FiniteSet(POINTS[:5]), p).upper <= base * (1 + 1e-4)
+    assert noise_shape(FiniteSet(POINTS), p, shift=False).upper >= base * (1 - 1e-4)
+    repeated = FiniteSet(torch.cat([POINTS, POINTS[:3], POINTS.mean(0, keepdim=True)]))
+    assert noise_shape(repeated, p).upper == pytest.approx(base, rel=2e-4)

@@ -227,3 +227,12 @@ def test_each_group_of_a_pass_has_the_sensitivity_and_the_noise_of_its_own():
     # two groups of the same users have noise of their own
     alike = release.collect(torch.cat([x, x]), groups=halves, noise=SeededNoise(1))["sum"]
     assert not bool((alike[0] == alike[1]).any())
+
+
+def test_rho_converts_to_epsilon_by_the_exact_curve_below_the_textbook_bound():
+    mechanism = GaussianMean.calibrated(
+        DOMAINS[0], noise_shape(DOMAINS[0], 2.0), rho=0.3, delta=1e-6
+    )
+    # Bun and Steinke's conversion, Lemma 12 of the paper
+    textbook = 0.3 + 2 * (0.3 * math.log(1e6)) ** 0.5
+    assert mechanism.guarantee.epsilon < 0.9 * textbook
