@@ -163,3 +163,16 @@ def test_several_questions_are_judged_in_one_unit_whoever_is_trusted():
     by_shuffler = {one.name: one.error for one in shuffled.candidates}
     # The curator's best has less error than a shuffler's, which alone would be its own unit.
     assert by_curator[name] > 1.01 * by_shuffler[name]
+
+
+def test_every_part_of_many_repetitions_has_its_noise(monkeypatch):
+    monkeypatch.setattr("torchdp.queries.answers.AT_ONCE", 300)
+    protocol = CentralAnswers(LINEAR, 1.0)
+    counts = torch.tensor([10, 20, 30])
+    generator = torch.Generator().manual_seed(2)
+    found = protocol.sample_estimate(counts, generator=generator, sample_shape=(1_000,))
+    squares = (found.value - protocol.exact(counts)).square().flatten()
+    ratios = torch.stack([part.mean() for part in squares.split(300)])
+    # the kurtosis of Laplace noise is 6: five standard errors of a part of 100
+    assert bool(((ratios / protocol.predicted_mse(counts) - 1).abs() < 1.2).all())
+    assert ratios.unique().numel() == 4

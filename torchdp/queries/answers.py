@@ -36,6 +36,8 @@ from torchdp.queries.release import Answers, Several
 STEPS = 2**20
 # Of them beside: what rounding to steps and to floats adds, 1/4096.
 SPARE = 2**8
+# Answers whose noise is drawn together: 64 MiB for each number of a cluster.
+AT_ONCE = 2**18
 # Relative rounding of one operation, twice over.
 EPS = torch.finfo(torch.float64).eps
 
@@ -129,7 +131,9 @@ class CentralAnswers(CuratorProtocol[Any]):
         whole = (self._bounded.exact(summary) / self.step(n)).round().long()
         # Each of the releases draws noise of its own, in place.
         answers = whole.expand((*shape, *whole.shape)).clone(memory_format=torch.contiguous_format)
-        laplace.add_shares(answers.view(-1), 1.0, self.rate, draws)
+        # So fine a noise is a sum of some thirty clusters: they are held for a part at a time.
+        for part in answers.view(-1).split(AT_ONCE):
+            laplace.add_shares(part, 1.0, self.rate, draws)
         return Tally(n, {"answer": answers})
 
     def _check_users(self, n: Users) -> None:
