@@ -26,8 +26,8 @@ needs, by who is trusted:
 error.
 
 To be read in this order: channel (what questions and channels promise each other), protocol
-(W = L R + shift, and its exact errors), oracle (reports, and Theorem 10 of Edmonds, Nikolov, Ullman
-for vectors), central, servers and twice (Ghazi et al. 2023, Lemma 11), release (answers to any
+(W = L R + shift, and its exact errors), oracle (reports), vectors (Theorem 10 of Edmonds, Nikolov,
+Ullman), central, servers and twice (Ghazi et al. 2023, Lemma 11), release (answers to any
 question, and to several), answers, function (the delta method of second order) with statistics;
 pair_variance holds the exact variances of forms of second order. Then fit with likelihood (EM and
 its gap), bound (Hoeffding's projection), choose with choose_local, and learn (their Theorem 24).
@@ -60,7 +60,7 @@ from torchdp.queries.learn import (
     thresholds,
 )
 from torchdp.queries.marginals import CentralMarginals
-from torchdp.queries.oracle import LocalFactorization, LocalOracle
+from torchdp.queries.oracle import LocalOracle
 from torchdp.queries.protocol import FactoredQueries
 from torchdp.queries.quantiles import QuantileEstimate, Quantiles, bins_of
 from torchdp.queries.release import (
@@ -82,6 +82,7 @@ from torchdp.queries.statistics import (
 )
 from torchdp.queries.twice import Twice
 from torchdp.queries.unknown import UnknownCategories
+from torchdp.queries.vectors import LocalFactorization
 
 __all__ = [
     "Answers",

@@ -35,10 +35,11 @@ from torchdp.queries.choose_local import (
     strategies,
 )
 from torchdp.queries.fit import fitted_choice
-from torchdp.queries.oracle import KINDS, LocalFactorization, LocalOracle, decoding
+from torchdp.queries.oracle import KINDS, LocalOracle, decoding
 from torchdp.queries.protocol import FactoredQueries, dense
 from torchdp.queries.release import Linear, Several, through
 from torchdp.queries.servers import SecureQueries
+from torchdp.queries.vectors import LocalFactorization
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomness import keyed_generator
