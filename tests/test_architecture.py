@@ -216,11 +216,11 @@ import importlib
 for room in {rooms!r}:
     importlib.import_module("torchdp." + room)
 importlib.import_module("torchdp.cli.estimate"), importlib.import_module("torchdp.cli.sweep")
-from torchdp import factorization, randomizers
+from torchdp import factorization, protocol, randomizers
 W = torch.eye(2).double()
 factorization.train(W, steps=1)
 found = randomizers.StrategyMatrix.tuned(W, 1.0, generator=torch.Generator(), steps=1)
-found.sharpened(W, None, 1)
+found.improved(W, None, protocol.Objective.MEAN, 1)
 print(sorted(m for m in set(sys.modules) - before if m.split(".")[0] in ("cvxpy", "triton")))
 """
     assert fresh(code).split("\n")[:-1] == ["False", *(f"torchdp.{room} 1" for room in first), "[]"]

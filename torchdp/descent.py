@@ -38,7 +38,10 @@ class Adam:
 
     def step(self, loss: Tensor, rate: float) -> None:
         """One step down the gradient of ``loss``; a parameter that it does not depend on stays."""
-        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        self.move(torch.autograd.grad(loss, self.parameters, allow_unused=True), rate)
+
+    def move(self, gradients: Sequence[Tensor | None], rate: float) -> None:
+        """One step down these gradients; a parameter that has none stays."""
         self.count += 1
         b1, b2 = self.betas
         # Both moments start at 0: what that takes off their means is divided out.

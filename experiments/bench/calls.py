@@ -79,6 +79,7 @@ def steps():
     hadamard = randomizers.HadamardResponse(16, 1.0)
     directions = randomizers.PrivUnit(64, 4.0)
     pairs = queries.LocalFactorization.of(pairwise.absolute_difference(16), 1.0)
+    gini = pairwise.absolute_difference(32)
     rounded = RoundedNormal(64.0)
     crowd = randomizers.RandomizedResponse(64, 1.0)
     prefix = workloads.prefix(32)
@@ -116,6 +117,8 @@ def steps():
         "factorize, mean": (lambda: factorize(prefix, p=2, tol=1e-6), small_calls),
         "factorize, max": (lambda: factorize(prefix, p=torch.inf, tol=1e-6), small_calls),
         "factorize_epochs": (lambda: factorize_epochs(prefix, 16, 2.0, 1e-6), small_calls),
+        "choose of pairs": (lambda: queries.choose(gini, 10_000, new()), small_calls),
+        "choose of prefix sums": (lambda: queries.choose(prefix, 10_000, new()), small_calls),
         "clip_and_sum": (lambda: training.clip_and_sum(layers, entropy, x, y, 1.0), small_calls),
         "CorrelatedNoise, 8 steps": (noisy_steps, normals),
     }  # fmt: skip

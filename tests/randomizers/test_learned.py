@@ -9,7 +9,7 @@ from laws import log_ratio, normal, uniform
 from torchdp import workloads
 from torchdp.protocol import Objective
 from torchdp.randomizers import LearnedStrategy, StrategyMatrix
-from torchdp.randomizers.alphabet.strategy import answer_variances
+from torchdp.randomizers.alphabet.strategy_descent import Descent, Variances
 from torchdp.randomness import keyed_generator
 
 
@@ -64,8 +64,6 @@ def test_a_matrix_that_spends_more_is_seen():
 
 def test_gradients():
     learned = module()
-    W = workloads.prefix(5).dense()
-    prior = uniform(5, name=b"prior").add(0.1).requires_grad_()
     parameters = [parameter.detach().clone() for parameter in learned.parameters()]
     values = tuple(parameter.requires_grad_() for parameter in parameters)
     # by name, so that gradients reach all parameters
@@ -75,20 +73,84 @@ def test_gradients():
         return torch.func.functional_call(learned, dict(zip(names, parameters, strict=True)), ())
 
     assert torch.autograd.gradcheck(matrix, values)
-    Q = learned().detach().requires_grad_()
-    assert torch.autograd.gradcheck(
-        lambda Q, prior: answer_variances(Q, W, prior),
-        (Q, prior),
-        atol=1e-4,
-    )
+
+
+def answer_variances(Q, W, prior):
+    """Of one user's part in each answer, (queries, types), by the best decoder."""
+    scaled = Q / (Q @ prior)[:, None]
+    V = W @ torch.linalg.solve(Q.mT @ scaled, scaled.mT)
+    return V.square() @ Q - W.square()
 
 
 def test_variances_are_those_of_the_strategy():
     strategy = StrategyMatrix(module()().detach(), torch.arange(1.0, 6.0))
     W = workloads.prefix(5).dense()
     prior = torch.arange(1.0, 6.0).double() / 15
-    found = answer_variances(strategy.matrix, W, prior)
-    torch.testing.assert_close(found, strategy.workload_variance(W))
+    expected = strategy.workload_variance(W)
+    torch.testing.assert_close(answer_variances(strategy.matrix, W, prior), expected)
+    torch.testing.assert_close(Variances(strategy.matrix, prior, W, False).values, expected)
+    added = Variances(strategy.matrix, prior, W, True).values
+    torch.testing.assert_close(added, expected.sum(0, keepdim=True))
+
+
+@pytest.mark.parametrize("objective", list(Objective))
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 6.0])
+@pytest.mark.parametrize("given", [False, True])
+def test_the_written_gradient_is_that_of_the_smooth_maximum(objective, epsilon, given):
+    learned = module(epsilon=epsilon)
+    W = normal(7, 5, name=b"queries")
+    heights = normal(5, name=b"heights")
+    prior = heights.softmax(0) if given else None
+    parameters = (learned.logits, learned.weights, learned.level)
+    learned()  # the shifts
+    descent = Descent(
+        *(parameter.detach() for parameter in parameters),
+        heights,
+        learned._growth,
+        W,
+        prior,
+        objective,
+    )
+    descent.shift = learned._last
+    found = descent._gradient(temperature=0.05)
+    # the same by automatic differentiation, which shares nothing with it but the module
+    heights.requires_grad_()
+    decoders = heights.softmax(0) if prior is None else prior
+    variances = answer_variances(learned(), W, decoders)
+    if objective is Objective.MEAN:
+        variances = variances.sum(0, keepdim=True)
+    judged = variances.flatten() if prior is None else variances @ prior
+    largest = judged.detach().max()
+    loss = torch.logsumexp(judged / largest / 0.05, 0) * 0.05
+    expected = torch.autograd.grad(loss, (*parameters, heights), allow_unused=True)
+    flat = [torch.zeros_like(heights) if g is None else g.flatten() for g in expected]
+    torch.testing.assert_close(found, torch.cat(flat), rtol=1e-6, atol=1e-9)
+
+
+def test_a_descent_tracks_the_columns_of_sum_1():
+    learned = module(k=8, m=24)
+    W = workloads.prefix(8).dense()
+    parameters = (learned.logits, learned.weights, learned.level)
+    start = (parameter.detach() for parameter in parameters)
+    descent = Descent(*start, W.new_zeros(8), learned._growth, W, None, Objective.MEAN)
+    descent.run(60)
+    descent._gradient(temperature=0.05)  # after the last step
+    learned.logits.data = descent.logits
+    learned.weights.data = descent.weights
+    learned.level.data = descent.level
+    learned()
+    assert float((descent.shift - learned._last).abs().max()) < 1e-3
+
+
+def test_a_descent_ends_where_the_rank_is_lost():
+    W = workloads.prefix(4).dense()
+    logits = W.new_zeros(6, 4)  # all columns are the same
+    logits[:, 1] = 0.5
+    level = W.new_tensor(0.0)
+    descent = Descent(logits, W.new_zeros(6), level, W.new_zeros(4), 1.7, W, None, Objective.MEAN)
+    descent.run(5)
+    assert descent.adam.count == 0
+    assert descent.logits.isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -136,7 +198,7 @@ def test_the_worst_query_under_a_prior():
         generator=keyed_generator(b"start"),
         steps=60,
     )
-    found = start.sharpened(W, prior, 60)
+    found = start.improved(W, prior, Objective.WORST, 60)
     after = found.workload_variance(W) @ prior
     before = start.workload_variance(W) @ prior
     assert found.epsilon <= start.epsilon
@@ -146,4 +208,4 @@ def test_the_worst_query_under_a_prior():
 @torch.no_grad()
 def test_what_cannot_be_improved_is_returned():
     start = response(4, 1.0)
-    assert start.sharpened(torch.eye(4).double(), None, 3) is start
+    assert start.improved(torch.eye(4).double(), None, Objective.WORST, 3) is start

@@ -69,6 +69,9 @@ LEISURE = 500 * 64**3
 FEWEST_SHARPENED = 240
 MOST_SHARPENED = 500
 
+# Steps for the mean where those for the worst query follow: more gain nothing.
+BLUNT = 250
+
 # Share of a prior that is spread evenly: data are only like it.
 EVEN = 0.02
 
@@ -205,11 +208,13 @@ def _strategies(
         return _large_strategies(W, centred, epsilon, prior)
     generator = keyed_generator(b"choose", W.device)
     name = "optimised strategy" if prior is None else "optimised strategy, prior"
-    best = StrategyMatrix.tuned(centred, epsilon, prior, generator=generator)
-    if not worst or len(W) == 1 or k > CAREFUL_STRATEGY:
+    sharpen = worst and len(W) > 1 and k <= CAREFUL_STRATEGY
+    start = BLUNT if sharpen else None
+    best = StrategyMatrix.tuned(centred, epsilon, prior, generator=generator, steps=start)
+    if not sharpen:
         return [(name, best)]
-    steps = min(MOST_SHARPENED, LEISURE // (len(W) * k**2))
-    sharper = best.sharpened(centred, None, max(FEWEST_SHARPENED, steps))
+    steps = max(FEWEST_SHARPENED, min(MOST_SHARPENED, LEISURE // (len(W) * k**2)))
+    sharper = best.improved(centred, None, Objective.WORST, steps)
     return [(name, best), (f"{name}, worst query", sharper)]
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws, Shape, Simulated
 from torchdp.memory import rows_at_once
-from torchdp.protocol import Estimate, Relay, Tally
+from torchdp.protocol import Estimate, Objective, Relay, Tally
 from torchdp.protocol.interval import Error
 from torchdp.protocol.quadratic import QuadraticError, coordinates
 from torchdp.queries import likelihood
@@ -519,8 +519,8 @@ class LocalOracle(OracleQueries):
 
         To first order the error is the variance of the question's ``aims``, linear queries, of
         which those of second order need the covariance of a report: that of random subsets in the
-        first round, and that of the strategy found in the second. The better round is returned,
-        decoded for the prior; without one the second round takes a third of the steps.
+        first round, and that of the strategy found in the second, which takes a third of the steps
+        from there. The better round is returned, decoded for the prior.
 
         Args:
             question: of up to some hundred types.
@@ -553,14 +553,18 @@ class LocalOracle(OracleQueries):
             mixed = 0.98 * h + 0.02 / k
         covariance = cls(W, SubsetSelection(k, epsilon)).noise(h)
         protocols = []
-        for again in range(ROUNDS):
+        best: StrategyMatrix | None = None
+        for _ in range(ROUNDS):
             aims = question.aims(n, family, covariance)
             centred = aims - aims.mean(1, keepdim=True)
             if not (centred.abs() > CONSTANT * aims.abs().max()).any():
                 raise ValueError("question must not be constant near the prior")
-            # The aims after the first round are near those before.
-            effort = steps // 3 if again and prior is None else steps
-            best = StrategyMatrix.tuned(centred, epsilon, mixed, generator=generator, steps=effort)
+            if best is None:
+                best = StrategyMatrix.tuned(
+                    centred, epsilon, mixed, generator=generator, steps=steps
+                )
+            else:  # the aims after the first round are near those before
+                best = best.improved(centred, mixed, Objective.MEAN, steps // 3)
             if prior is not None:
                 best = StrategyMatrix(best.matrix, 0.99 * h + 0.01 / k)
             channel = cls(W, best)

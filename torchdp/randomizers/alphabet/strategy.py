@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from torchdp import checks
-from torchdp.descent import Adam
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.privacy.blanket import Blanket
@@ -23,6 +22,7 @@ from torchdp.randomizers.alphabet.chances import TOTAL, whole_table
 from torchdp.randomizers.alphabet.frequency import StrategyOracle
 from torchdp.randomizers.alphabet.randomized_response import HadamardResponse, RandomizedResponse
 from torchdp.randomizers.alphabet.shift_strategy import ShiftStrategy
+from torchdp.randomizers.alphabet.strategy_descent import Descent, column_shift
 from torchdp.randomizers.alphabet.strategy_search import (
     gram_root,
     random_subsets,
@@ -37,19 +37,14 @@ COLUMN_TOLERANCE = 1e-6
 # Of two chances of one output, less 1: less would drown in the rounding of float64.
 LEAST_RATIO = 2.0**-30
 
-# Adam's at first; it falls in a straight line, to LAST of it. Smaller ones end in worse local
-# minima.
-LEARNING_RATE = 0.5
-LAST = 0.02
-
 # Logits of entries that count as being at an end of their range, and by how much they move on.
-EXTREME = 4.0
+EXTREME = 2.0
 FARTHER = 20.0
 
 # Types up to which random starts do; steps of descent up to these, and from shifts beyond.
 SMALL = 40
-USUAL_STEPS = 700
-FEW_STEPS = 300
+USUAL_STEPS = 500
+FEW_STEPS = 200
 
 # The same for queries of parities: 2 to 4 % less error than from shifts at the same cost.
 SMALL_OF_PARITIES = 64
@@ -61,10 +56,6 @@ DESCENTS = 3
 # Epsilon above which random starts may do better than shifts, beyond SMALL types.
 SHARP = 2.5
 
-# Relative temperatures of the smooth maximum.
-SOFTEST = 0.1
-SHARPEST = 1e-3
-
 # Of the largest entry of W; what is left of W beyond it is outside the row space.
 ROW_SPACE_TOLERANCE = 1e-8
 
@@ -75,10 +66,6 @@ EDGE = 1e-3
 SLACK = 1e-9
 
 LARGEST_EPSILON = 30.0
-
-# Of Newton's method, at most; its last step, whose error is its square.
-ROUNDS = 100
-CLOSE = 1e-7
 
 
 class LearnedStrategy(nn.Module):
@@ -146,31 +133,11 @@ class LearnedStrategy(nn.Module):
 
 
 class _Shift(torch.autograd.Function):
-    """shift (k,) with sum_y z_y (1 + growth sigmoid(logits_y + shift)) = 1.
-
-    By Newton's method inside a bracket.
-    """
+    """``column_shift`` with the implicit function's gradient."""
 
     @staticmethod
     def forward(ctx, logits: Tensor, z: Tensor, growth: float, start: Tensor) -> Tensor:
-        low = -40 - logits.amax(0)
-        high = 40 - logits.amin(0)
-        tiny = torch.finfo(z.dtype).tiny
-        target = (1 - z.sum()) / growth
-        shift = start.maximum(low).minimum(high)
-        for _ in range(ROUNDS):
-            share = (logits + shift).sigmoid()
-            excess = z @ share - target
-            slope = z @ (share * (1 - share))
-            low = torch.where(excess < 0, shift, low)
-            high = torch.where(excess > 0, shift, high)
-            newton = shift - excess / slope.clamp_min(tiny)
-            inside = (newton >= low) & (newton <= high)
-            moved = torch.where(inside, newton, (low + high) / 2)
-            close = (moved - shift).abs() <= CLOSE * (1 + shift.abs())
-            shift = moved
-            if bool(close.all()):
-                break
+        shift = column_shift(logits, z, growth, start)
         ctx.save_for_backward(logits, z, shift)
         ctx.growth = growth
         return shift
@@ -184,32 +151,6 @@ class _Shift(torch.autograd.Function):
         slopes = z[:, None] * share * (1 - share)  # (m, k)
         price = gradient / slopes.sum(0)
         return -slopes * price, -(share + 1 / ctx.growth) @ price, None, None
-
-
-def answer_variances(Q: Tensor, W: Tensor, prior: Tensor) -> Tensor:
-    """Variance of one user's part in each answer, for each type: (q, k), with gradients.
-
-    The best decoder V = W (Q^T D^{-1} Q)^{-1} Q^T D^{-1}, D = diag(Q prior), is unbiased and of
-    least variance under ``prior``; the variance is sum_y V_iy^2 Q[y, x] - W_ix^2.
-    ``StrategyMatrix.workload_variance``, but a function of Q and prior.
-
-    Args:
-        Q: (m, k), positive.
-        W: (q, k).
-        prior: (k,), positive, of sum 1.
-
-    Raises ValueError where Q is not of rank k.
-    Source: McKenna, Maity, Mazumdar, Miklau (2020), optimal reconstruction.
-    """
-    scaled = Q / (Q @ prior)[:, None]  # D^{-1} Q
-    triangle, failed = torch.linalg.cholesky_ex(Q.mT @ scaled)
-    pivots = triangle.detach().diagonal()
-    # What rounding makes of a pivot that is 0.
-    hidden = math.sqrt(50 * torch.finfo(Q.dtype).eps) * pivots.max()
-    if bool(failed) or bool(pivots.min() <= hidden):
-        raise ValueError(f"Q must have rank {Q.shape[1]}: its columns must be linearly independent")
-    V = torch.cholesky_solve(W.mT, triangle).mT @ scaled.mT
-    return V.square() @ Q - W.square()
 
 
 @dataclass(frozen=True)
@@ -302,7 +243,7 @@ class StrategyMatrix(StrategyOracle):
             prior: (k,), positive, scaled to 1; None: the worst type, whose least favourable prior
                 the result keeps.
             objective: over the queries.
-            steps: of descent; None: 700, beyond 40 types 300.
+            steps: of descent; None: 500, beyond 40 types 200.
 
         A :class:`LearnedStrategy` of at most 4k rows descends from random subsets of types, beyond
         40 types from the rows of ``ShiftStrategy.tuned`` and above epsilon = 2.5 from both; under a
@@ -344,7 +285,7 @@ class StrategyMatrix(StrategyOracle):
         best = min(private, key=lambda candidate: candidate.judged(W, prior, Objective.MEAN))
         if objective is Objective.MEAN or len(W) == 1:
             return best
-        return best.sharpened(W, prior, steps)
+        return best.improved(W, prior, Objective.WORST, steps)
 
     def judged(self, W: Tensor, prior: Tensor | None, objective: Objective) -> float:
         """The variance that ``tuned`` makes small.
@@ -357,16 +298,22 @@ class StrategyMatrix(StrategyOracle):
         of_queries = variance.amax(1) if prior is None else variance @ prior
         return float(of_queries.max())
 
-    def sharpened(self, W: Tensor, prior: Tensor | None, steps: int = 500) -> "StrategyMatrix":
-        """This one, or one of less variance for the worst query at no more epsilon. Unchecked."""
+    def improved(
+        self, W: Tensor, prior: Tensor | None, objective: Objective, steps: int
+    ) -> "StrategyMatrix":
+        """This one, or one of less variance that a descent from here finds at no more epsilon.
+
+        Unchecked.
+        """
         module = LearnedStrategy(self.matrix, self.epsilon)
-        other = self._descended(module, W, prior, Objective.WORST, steps, self._prior)
-        before = self.judged(W, prior, Objective.WORST)
-        after = other.judged(W, prior, Objective.WORST)
+        rows = gram_root(W) if objective is Objective.MEAN else W
+        other = self._descended(module, rows, prior, objective, steps, self._prior)
+        before = self.judged(W, prior, objective)
+        after = other.judged(W, prior, objective)
         return other if other.epsilon <= self.epsilon and after < before else self
 
     @classmethod
-    @torch.enable_grad()
+    @torch.no_grad()
     def _descended(
         cls,
         module: LearnedStrategy,
@@ -376,39 +323,18 @@ class StrategyMatrix(StrategyOracle):
         steps: int,
         start: Tensor | None = None,
     ) -> "StrategyMatrix":
-        """Adam on the module's parameters, and for the worst type on the decoder's prior.
-
-        That begins at ``start``, or uniform. Against ``answer_variances``, added up over the rows
-        of W or for the worst of them; where there are several numbers, against a smooth maximum of
-        them that sharpens. O(steps m k (k + queries)).
-        """
+        """A descent's end from the module's parameters, and from the decoder's prior ``start``."""
         heights = W.new_zeros(W.shape[1]) if start is None else start.log()
-        heights.requires_grad_()
-        parameters: list[Tensor] = list(module.parameters())
-        if prior is None:
-            parameters.append(heights)
-        adam = Adam(parameters, (0.9, 0.99))
-        for step in range(steps):
-            decoders = heights.softmax(0) if prior is None else prior
-            try:
-                variances = answer_variances(module(), W, decoders)  # (queries, types)
-            except ValueError:  # left the matrices of full rank
-                break
-            if objective is Objective.MEAN:
-                variances = variances.sum(0)
-            judged = variances.flatten() if prior is None else variances @ prior
-            share = step / steps
-            largest = judged.detach().max()
-            # A smooth maximum, at its sharpest for the last fifth of the steps.
-            temperature = SOFTEST * (SHARPEST / SOFTEST) ** min(1.0, 1.25 * share)
-            loss = torch.logsumexp(judged / largest / temperature, -1) * temperature
-            adam.step(loss, LEARNING_RATE * max(LAST, 1 - share))
+        parameters = (module.logits, module.weights, module.level, heights)
+        descent = Descent(*parameters, module._growth, W, prior, objective)
+        descent.run(steps)
         # Entries near an end of their range go there, so that all of epsilon is spent.
-        shifted = (module.logits + module._last).detach()
+        shifted = descent.logits + descent.shift
         farther = shifted.sign() * FARTHER
-        module.logits.data += torch.where(shifted.abs() > EXTREME, farther, 0.0)
-        decoders = heights.softmax(0) if prior is None else prior
-        return cls(module().detach(), decoders.detach())
+        module.logits.data = descent.logits + torch.where(shifted.abs() > EXTREME, farther, 0.0)
+        module.weights.data = descent.weights
+        module.level.data = descent.level
+        return cls(module(), descent.decoders_prior())
 
     def repeated(self, place: Tensor) -> "StrategyMatrix":
         """On other types, of which x reports as type place_x does here: (k',).
