@@ -77,7 +77,10 @@ PRINTED = {
     ("queries.md", 1): r"(LocalOracle [\s\S]*?ShuffledQueries [\s\S]*?CentralLaplace [\s\S]*?){3}",
     ("queries.md", 2): r"0\.0092\d*\n0\.0106\d*\n0\.00028\d*\n0\.0023\d*\n",
     ("queries.md", 3): r"linear-transform.*\ntensor\(1\.000.*\ntensor\(1\.25",
-    ("queries.md", 4): r"tensor[\s\S]*local differential privacy, .*epsilon = (4|3\.9\d*)\ntensor\(0\.[5-8]",
+    (
+        "queries.md",
+        4,
+    ): r"tensor[\s\S]*local differential privacy, .*epsilon = (4|3\.9\d*)\ntensor\(0\.[5-8]",
     (
         "queries.md",
         5,
