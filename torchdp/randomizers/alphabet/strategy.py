@@ -44,7 +44,10 @@ FARTHER = 20.0
 # Types up to which random starts do; steps of descent up to these, and from shifts beyond.
 SMALL = 40
 USUAL_STEPS = 500
-FEW_STEPS = 200
+FEW_STEPS = 350
+
+# Of the search for the shifts where that begins.
+START_STEPS = 100
 
 # The same for queries of parities: 2 to 4 % less error than from shifts at the same cost.
 SMALL_OF_PARITIES = 64
@@ -243,7 +246,7 @@ class StrategyMatrix(StrategyOracle):
             prior: (k,), positive, scaled to 1; None: the worst type, whose least favourable prior
                 the result keeps.
             objective: over the queries.
-            steps: of descent; None: 500, beyond 40 types 200.
+            steps: of descent; None: 500, beyond 40 types 350.
 
         A :class:`LearnedStrategy` of at most 4k rows descends from random subsets of types, beyond
         40 types from the rows of ``ShiftStrategy.tuned`` and above epsilon = 2.5 from both; under a
@@ -430,7 +433,8 @@ def _starts(
     """Logits of rows where the descents for W begin, (outputs at most, k) each."""
     starts = []
     if not small:
-        rows = ShiftStrategy.tuned(W, epsilon, generator=generator).rows[:outputs]
+        shift = ShiftStrategy.tuned(W, epsilon, generator=generator, steps=START_STEPS)
+        rows = shift.rows[:outputs]
         # Equal rows would stay equal.
         noise = torch.randn(rows.shape, dtype=W.dtype, device=W.device, generator=generator)
         starts.append(5 * rows.double() - 2.5 + 0.2 * noise)
