@@ -38,7 +38,7 @@ COLUMN_TOLERANCE = 1e-6
 LEAST_RATIO = 2.0**-30
 
 # Logits of entries that count as being at an end of their range, and by how much they move on.
-EXTREME = 2.0
+EXTREME = 4.0
 FARTHER = 20.0
 
 # Types up to which random starts do; steps of descent up to these, and from shifts beyond.
