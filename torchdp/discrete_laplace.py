@@ -24,6 +24,9 @@ LEAST_RATE = 2.0**-54
 CUT = 160.0
 # Floats decide where they are further apart than that.
 NEAR = 2.0**-40
+# Tries at once, of so few clusters that a round costs the same for one.
+TRIES = 8
+FEW = 2048
 # of one draw of a table: below 2^12 thresholds
 MOST_MEAN = 2.0**14
 # Means are rounded up: more noise of one kind is no less private.
@@ -121,13 +124,17 @@ def sizes(size: int, rate: float, draws: Draws) -> Tensor:
     result = torch.empty(size, dtype=torch.int64, device=draws.device)
     where = torch.arange(size, device=draws.device)
     while len(where):
-        shape = (len(where),)
+        tries = TRIES if len(where) <= FEW else 1
+        shape = (len(where) * tries,)
         octave = draws.below(octaves, shape)
         first = 1 << octave
         k = (draws.integers(shape) & (first - 1)) + first
-        kept = _kept(draws.integers(shape), octave, k, rate, draws)
-        result[where[kept]] = k[kept]
-        where = where[~kept]
+        kept = _kept(draws.integers(shape), octave, k, rate, draws).view(tries, -1)
+        found = kept.any(0)
+        # The first try that is kept.
+        best = kept.int().argmax(0, keepdim=True)
+        result[where[found]] = k.view(tries, -1).gather(0, best)[0, found]
+        where = where[~found]
     return result
 
 

@@ -6,16 +6,16 @@ variance for
     thresholds at epsilon = 1 (4k outputs, seed 0) are 723.59 at k = 64 and 1910.87 at k = 128.
 Command:  python experiments/queries/strategies.py
 Expected: variance of one user's answers, mean over queries, worst type. "strategies": on thresholds
-11 % or more below
-    the authors' values, at epsilon = 1 at most 0.65 times the factorization mechanism and, at k =
-    16, 6 % above ``strategy_lower_bound``, which is loose at epsilon = 4. "grids": prefix sums of
-    types on a square, over ``strategy_lower_bound``: at epsilon 1 chosen 1.17, 1.19,
-    1.22 for 256, 289, 400 types, 1.44 for 1,024 (there shifts on a torus); shifts on a circle 1.85
-    to 1.94. At epsilon 3 the bound is loose: 1.35, 1.5, 2.4, 2.2 (circle 3.6 to 3.8).
+15 % or more below
+    the authors' values, at epsilon = 1 at most 0.6 times the factorization mechanism and, at k =
+    16 to 512, 6 % above ``strategy_lower_bound``, which is loose at epsilon = 4. "grids": prefix sums of
+    types on a square, over ``strategy_lower_bound``: at epsilon 1 chosen 1.13, 1.19,
+    1.18 for 256, 289, 400 types, 1.44 for 1,024 (there shifts on a torus); shifts on a circle 1.85
+    to 1.94. At epsilon 3 the bound is loose: 1.30, 1.37, 2.4, 2.2 (circle 3.6 to 3.8).
 Output: results/queries/strategies/strategies.csv and grids.csv.
 Artifact: McKenna et al. (2020) | variances on thresholds
 Status: agrees; below the authors' values
-Time: a quarter of an hour on one core, most of it k = 512; --smoke in seconds.
+Time: four minutes of one core, most of it k = 512; --smoke in seconds.
 """
 
 import time

@@ -201,7 +201,7 @@ def test_beyond_64_types_a_matrix_starts_from_shifts(monkeypatch):
         steps=100,
         starts=4,
     )
-    monkeypatch.setattr(ShiftStrategy, "tuned", lambda W, epsilon, generator: start)
+    monkeypatch.setattr(ShiftStrategy, "tuned", lambda W, epsilon, **options: start)
     strategy = StrategyMatrix.tuned(W, 1.0, generator=generator(), steps=80)
     largest = worst(strategy, W)
     assert largest < worst(start, W)
