@@ -205,6 +205,22 @@ def test_the_worst_query_under_a_prior():
     assert float(after.max()) < 0.98 * float(before.max())
 
 
+@pytest.mark.parametrize("epsilon", [1e-3, 5.0, 30.0])
+@pytest.mark.parametrize("size", [1e-200, 1.0, 1e100])
+@pytest.mark.parametrize("prior", [None, [1 - 1e-6, 1e-6]])
+def test_few_types_any_size_and_large_epsilons_keep_numbers(epsilon, size, prior):
+    W = size * workloads.prefix(2).dense()
+    W = torch.cat([W, -W]) - size / 2
+    prior = None if prior is None else torch.tensor(prior).double()
+    generator = keyed_generator(b"start")
+    for objective in Objective:
+        found = StrategyMatrix.tuned(W, epsilon, prior, objective, generator=generator, steps=40)
+        assert found.epsilon <= epsilon
+        # that of randomized response, the best for two types
+        expected = response(2, epsilon).judged(W / size, prior, objective)
+        assert found.judged(W / size, prior, objective) <= 1.01 * expected
+
+
 @torch.no_grad()
 def test_what_cannot_be_improved_is_returned():
     start = response(4, 1.0)

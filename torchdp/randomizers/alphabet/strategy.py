@@ -309,7 +309,8 @@ class StrategyMatrix(StrategyOracle):
         Unchecked.
         """
         module = LearnedStrategy(self.matrix, self.epsilon)
-        rows = gram_root(W) if objective is Objective.MEAN else W
+        # Of neither the size counts, which may under- or overflow.
+        rows = gram_root(W) if objective is Objective.MEAN else W / W.abs().max()
         other = self._descended(module, rows, prior, objective, steps, self._prior)
         before = self.judged(W, prior, objective)
         after = other.judged(W, prior, objective)

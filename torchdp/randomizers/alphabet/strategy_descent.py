@@ -151,8 +151,9 @@ class Descent:
         self.prior = prior
         self.added = objective is Objective.MEAN
         self.adam = Adam([flat], MOMENTS)
-        # Where the search for the shifts begins: near the next ones, as parameters move little.
-        self.shift = W.new_zeros(W.shape[1])
+        # Later ones are near the last, as parameters move little.
+        z, _ = self._rows()
+        self.shift = column_shift(self.logits, z, growth, W.new_zeros(W.shape[1]))
 
     def decoders_prior(self) -> Tensor:
         return self.heights.softmax(0) if self.prior is None else self.prior
@@ -160,25 +161,22 @@ class Descent:
     def run(self, steps: int) -> None:
         """Steps down the variance, or a smooth maximum of several that sharpens.
 
-        It ends early where Q leaves the matrices of full rank. O(steps m k (k + r)).
+        It ends early where Q leaves the matrices of full rank, or numbers overflow.
+        O(steps m k (k + r)).
         """
         for step in range(steps):
             share = step / steps
             # At its sharpest for the last fifth of the steps.
             temperature = SOFTEST * (SHARPEST / SOFTEST) ** min(1.0, 1.25 * share)
             gradient = self._gradient(temperature)
-            if gradient is None:
+            if gradient is None or not bool(gradient.isfinite().all()):
                 return
             self.adam.move([gradient], LEARNING_RATE * max(LAST, 1 - share))
 
     def _gradient(self, temperature: float) -> Tensor | None:
         """By all parameters, flat; None where Q has a rank below k."""
         growth = self.growth
-        least = 1 / (1 + growth)
-        level = float(self.level.sigmoid())
-        total = least + (1 - least) * level
-        weights = self.weights.softmax(0)
-        z = total * weights
+        z, total = self._rows()
         column = z[:, None]
         self._track(z, (1 - total) / growth)
         share = (self.logits + self.shift).sigmoid()
@@ -192,14 +190,21 @@ class Descent:
         slope = (share - share.square()) * column
         by_Q -= (by_Q * slope).sum(0) / slope.sum(0).clamp_min_(TINY)
         by_z = (factor * by_Q).sum(1)
-        by_total = weights @ by_z
+        by_total = z @ by_z / total
         by_heights = torch.zeros_like(decoders)
         if self.prior is None:
             by_heights = decoders * (by_decoders - decoders @ by_decoders)
         by_logits = growth * slope * by_Q
-        by_level = (1 - least) * level * (1 - level) * by_total
+        level = self.level.sigmoid()
+        by_level = growth / (1 + growth) * level * (1 - level) * by_total
         by_weights = z * (by_z - by_total)
         return torch.cat([by_logits.flatten(), by_weights, by_level[None], by_heights])
+
+    def _rows(self) -> tuple[Tensor, float]:
+        """z, and its sum."""
+        least = 1 / (1 + self.growth)
+        total = least + (1 - least) * float(self.level.sigmoid())
+        return total * self.weights.softmax(0), total
 
     def _track(self, z: Tensor, target: float) -> None:
         """Shifts nearer to those with sum_y z_y share_y = target, which the last step moved.
