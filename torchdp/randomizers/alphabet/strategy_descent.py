@@ -142,10 +142,12 @@ class Descent:
     ) -> None:
         parts = (logits, weights, level, heights)
         flat = torch.cat([part.flatten() for part in parts])
-        sizes = [part.numel() for part in parts]
-        self.logits, self.weights, self.level, self.heights = (
-            view.view(part.shape) for view, part in zip(flat.split(sizes), parts, strict=True)
-        )
+        # Views: a step on the flat parameters moves all of them.
+        views = flat.split([part.numel() for part in parts])
+        self.logits = views[0].view_as(logits)
+        self.weights = views[1]
+        self.level = views[2].view_as(level)
+        self.heights = views[3]
         self.growth = growth
         self.W = W
         self.prior = prior
