@@ -217,7 +217,8 @@ def test_no_bias_of_few_users(name):
     # exact for normal noise
     if name == "gaussian":
         assert abs(Moments.of(error.square()).z_score(predicted)) < 4
-    assert float(error.square().mean()) == pytest.approx(predicted, rel=0.1)
+    # of cubes of Laplace noise 5 % above, and by chance 2 %
+    assert float(error.square().mean()) == pytest.approx(predicted, rel=0.15)
 
 
 @pytest.mark.parametrize("m", [3, 4])
