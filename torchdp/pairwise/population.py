@@ -1,6 +1,7 @@
 """Inference from the users of a collection to the population they are sampled from."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -12,17 +13,25 @@ from torchdp.collection.journal import held
 from torchdp.pairwise.analyst import PairwiseAnalyst
 from torchdp.pairwise.forms import one_kernel
 from torchdp.protocol import Estimate, Tally
-from torchdp.protocol.interval import ErrorParts
+from torchdp.protocol.interval import Error, ErrorParts
 from torchdp.protocol.records import single
 
 
 @dataclass(frozen=True, eq=False)
 class MannWhitney:
-    """auc and u = auc n+ n-, of these users. p_value: of equal distributions."""
+    """auc and u = auc n+ n-, of these users; null: the error of auc under one distribution."""
 
     auc: Estimate
     u: Estimate
-    p_value: Tensor
+    null: Error
+
+    @cached_property
+    def p_value(self) -> Tensor:
+        """Of equal distributions, two-sided."""
+        z = self.null.distance(self.auc.value - 0.5)
+        # SciPy's normal tail keeps its digits far out.
+        tail = np.asarray(ndtr(-z.cpu().numpy()))
+        return 2 * torch.from_numpy(tail).to(z.device)
 
 
 def mann_whitney(collection: Collection | Journal) -> MannWhitney:
@@ -57,8 +66,5 @@ def tested(analyst: PairwiseAnalyst, tally: Tally, auc: Estimate) -> MannWhitney
     # Both classes have a user: n+ n- is n - 1 at least, whatever the noise says.
     sizes = (pairs * analyst.pairs_mean(tally, g)).clamp(n - 1, most)
     sampling = ErrorParts.normal((n + 1) / (12 * sizes))
-    z = auc.parts.joined(sampling).distance(auc.value - 0.5)
-    # SciPy's normal tail keeps its digits far out.
-    tail = np.asarray(ndtr(-z.cpu().numpy()))
-    p_value = 2 * torch.from_numpy(tail).to(u.device)
-    return MannWhitney(auc, Estimate(u, error, n, limits=(0.0, most)), p_value)
+    null = auc.parts.joined(sampling)
+    return MannWhitney(auc, Estimate(u, error, n, limits=(0.0, most)), null)
