@@ -37,7 +37,7 @@ def scheduled(frame):
 
 
 def test_messages_of_parts_are_those_of_all():
-    """At an epsilon where nobody's message is another type."""
+    """At an epsilon where every message is the user's own type."""
     tally = distributed.collect(LOCAL, iter(PARTS))
     assert tally.n == len(TYPES)
     torch.testing.assert_close(tally["reports"], TYPES.bincount())

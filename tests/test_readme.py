@@ -236,9 +236,9 @@ def test_the_words_of_the_field_are_calls_or_packages():
     asked = "top-k, exponential mechanism, audit, k-means, logistic, noisy max, hyperparameter"
     assert all(any(word in row.split("|")[1] for row in rows) for word in asked.split(", "))
     for call in re.findall(r"`((?:\w+\.)+\w+)", " ".join(rows)):
-        room, *names = call.split(".")
-        if room in torchdp.__dir__() and room != "training":
-            assert functools.reduce(getattr, names, getattr(torchdp, room)), call
+        package, *names = call.split(".")
+        if package in torchdp.__dir__() and package != "training":
+            assert functools.reduce(getattr, names, getattr(torchdp, package)), call
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -217,8 +217,9 @@ def test_no_bias_of_few_users(name):
     # exact for normal noise
     if name == "gaussian":
         assert abs(Moments.of(error.square()).z_score(predicted)) < 4
-    # of cubes of Laplace noise 5 % above, and by chance 2 %
-    assert float(error.square().mean()) == pytest.approx(predicted, rel=0.15)
+    # cubes of Laplace noise have heavy tails: 5 % above, and 2 % by chance
+    tolerance = 0.15 if name == "laplace" else 0.1
+    assert float(error.square().mean()) == pytest.approx(predicted, rel=tolerance)
 
 
 @pytest.mark.parametrize("m", [3, 4])

@@ -131,7 +131,7 @@ def test_a_descent_tracks_the_columns_of_sum_1():
     learned = module(k=8, m=24)
     W = workloads.prefix(8).dense()
     parameters = (learned.logits, learned.weights, learned.level)
-    start = (parameter.detach() for parameter in parameters)
+    start = [parameter.detach() for parameter in parameters]
     descent = Descent(*start, W.new_zeros(8), learned._growth, W, None, Objective.MEAN)
     descent.run(60)
     descent._gradient(temperature=0.05)  # after the last step

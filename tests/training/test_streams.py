@@ -269,7 +269,7 @@ def test_guarantee_rounding_of_terms_that_cancel_is_in_the_sensitivity_and_hides
     found = sensitivity(C, Epochs(20))
     assert found.exact
     assert moved <= Fraction(found.value) ** 2 <= moved * (1 + Fraction(1, 10**8))
-    # Of a C that is off by a thousandth, all of it is rounding.
+    # Of a C that differs by a thousandth, all of the difference is rounding.
     matrix = C.dense()
     eye = torch.eye(n).double()
     V = torch.linalg.inv(matrix)

@@ -71,8 +71,8 @@ class RowKendall(RowStatistic):
 class RowDifference(RowStatistic):
     """Gini's mean difference of one number: the mean of abs(x_i - x_j).
 
-    Numbers are rounded to 2^40 steps of their range, so that sums are exact: the answer is off by a
-    step at most, far less than the noise.
+    Numbers are rounded to 2^40 steps of their range, so that sums are exact: the answer differs
+    by a step at most, far less than the noise.
 
     low, high: public bounds of the numbers; others are refused. Raises TypeError, ValueError.
     """
@@ -141,7 +141,8 @@ def _of_each(mean: Callable[[Tensor, Tensor], float], crowd: Crowd) -> Tensor:
 def _kendall(rows: Tensor, counts: Tensor) -> float:
     n = int(counts.sum())
     # By x, equal ones by y: of a pair of equal x the second y is then no less.
-    x, y = (torch.unique(column, return_inverse=True)[1] for column in rows.mT)
+    x = torch.unique(rows[:, 0], return_inverse=True)[1]
+    y = torch.unique(rows[:, 1], return_inverse=True)[1]
     both = x * (int(y.max()) + 1) + y
     order = both.argsort()
     total = _risen(y[order], counts[order])
@@ -165,7 +166,8 @@ def _risen(y: Tensor, counts: Tensor) -> int:
     users = pad(counts, (0, size - len(y)))[:, None]
     total = 0
     while len(value) > 1:
-        left, right = value[::2].contiguous(), value[1::2].contiguous()
+        left = value[::2].contiguous()
+        right = value[1::2].contiguous()
         sums = pad(users[::2].cumsum(1), (1, 0))
         below = sums.gather(1, torch.searchsorted(left, right))
         above = sums[:, -1:] - sums.gather(1, torch.searchsorted(left, right, right=True))

@@ -165,8 +165,8 @@ def choose(
             the mean over them of the squared error; None: the question's own,
             ``question.histograms``, or the worst data of linear queries.
         tol: relative gap of the factorizations.
-        search: False leaves out the candidates that are optimised, in half a second for 32 types,
-            in a minute for hundreds: the strategies, and of a curator's the shuffled ones.
+        search: False leaves out the candidates that are optimised, in about half a second for 32
+            types, in a minute for hundreds: the strategies, and of a curator's the shuffled ones.
         unbiased: False for answers to linear queries by :func:`fitted` (:class:`FittedOracle`), of
             a lower error and biased, in the local model. Candidates then are the three best
             oracles, and for ordered types the square wave and up to 256 types shifts tuned for a

@@ -28,8 +28,8 @@ from torchdp.randomness import keyed_generator
 # Of W, in a quarter of the free memory: at the peak about twice as many are held.
 COPIES = 16
 
-# An alpha > 0 is tried where the exact error is above this share of max abs(W - shift): of prefix
-# sums it gains .7 % there, and 2.4 % at .12.
+# An alpha > 0 is tried where the exact error is above this share of max abs(W - shift): what it
+# gains falls with the share's square.
 LOSSY = 0.05
 
 # m + n up to which it is tried.

@@ -429,10 +429,9 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
             if ordered and telling and client.k <= likelihood.MERGED:
                 near = likelihood.nearest_answers(client, reports, self.workload)
                 # Before the last, which is the plain fit.
-                found, scores, covariances = (
-                    torch.cat([many[:-1], one, many[-1:]])
-                    for many, one in zip((found, scores, covariances), near, strict=True)
-                )
+                found = torch.cat([found[:-1], near[0], found[-1:]])
+                scores = torch.cat([scores[:-1], near[1], scores[-1:]])
+                covariances = torch.cat([covariances[:-1], near[2], covariances[-1:]])
             return found, scores, covariances, gap
         shares = client.totals(tally) / tally.users(1)
         # A projection weighs all entries alike: by their mean variance under even shares.

@@ -357,7 +357,8 @@ def recurrent(r: Record, call: Call) -> Any:
         for layer in range(layers):
             sides = []
             for backwards in range(1 + both):
-                W, U = next(uses), next(uses)
+                W = next(uses)
+                U = next(uses)
                 b, c = (next(uses), next(uses)) if biased else (None, None)
                 # A state that is no data is the same for all examples, as zeros are.
                 start = [r.data(state[len(ends)]) for state in states]

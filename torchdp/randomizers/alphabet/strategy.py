@@ -22,7 +22,7 @@ from torchdp.randomizers.alphabet.chances import TOTAL, whole_table
 from torchdp.randomizers.alphabet.frequency import StrategyOracle
 from torchdp.randomizers.alphabet.randomized_response import HadamardResponse, RandomizedResponse
 from torchdp.randomizers.alphabet.shift_strategy import ShiftStrategy
-from torchdp.randomizers.alphabet.strategy_descent import Descent, column_shift
+from torchdp.randomizers.alphabet.strategy_descent import Descent, column_shift, least_entries
 from torchdp.randomizers.alphabet.strategy_search import (
     gram_root,
     random_subsets,
@@ -126,9 +126,7 @@ class LearnedStrategy(nn.Module):
 
     def forward(self) -> Tensor:
         """Q, (m, k): positive, columns that add up to 1, rows within a factor of e^epsilon."""
-        least = 1 / (1 + self._growth)
-        total = least + (1 - least) * self.level.sigmoid()
-        z = total * self.weights.softmax(0)
+        z, _ = least_entries(self.weights, self.level, self._growth)
         shift = _Shift.apply(self.logits, z, self._growth, self._last)
         self._last = shift.detach()
         share = (self.logits + shift).sigmoid()

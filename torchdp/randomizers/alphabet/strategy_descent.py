@@ -41,6 +41,13 @@ ROUNDS = 100
 CLOSE = 1e-7
 
 
+def least_entries(weights: Tensor, level: Tensor, growth: float) -> tuple[Tensor, Tensor]:
+    """z, (m,), and its sum, from e^-epsilon to 1, (): of a strategy's parameters."""
+    least = 1 / (1 + growth)
+    total = least + (1 - least) * level.sigmoid()
+    return total * weights.softmax(0), total
+
+
 def column_shift(logits: Tensor, z: Tensor, growth: float, start: Tensor) -> Tensor:
     """shift (k,) with sum_y z_y (1 + growth sigmoid(logits_y + shift)) = 1.
 
@@ -115,8 +122,7 @@ class Variances:
 class Descent:
     """Adam on the parameters of a ``LearnedStrategy``, and for the worst type on the decoder's prior.
 
-    Q_yx = z_y (1 + growth share_yx), share = sigmoid(logits + shift), z = total softmax(weights),
-    total = least + (1 - least) sigmoid(level).
+    Q_yx = z_y (1 + growth share_yx), share = sigmoid(logits + shift), z as of ``least_entries``.
 
     Args:
         logits: (m, k).
@@ -154,7 +160,7 @@ class Descent:
         self.added = objective is Objective.MEAN
         self.adam = Adam([flat], MOMENTS)
         # Later ones are near the last, as parameters move little.
-        z, _ = self._rows()
+        z, _ = least_entries(self.weights, self.level, growth)
         self.shift = column_shift(self.logits, z, growth, W.new_zeros(W.shape[1]))
 
     def decoders_prior(self) -> Tensor:
@@ -178,7 +184,7 @@ class Descent:
     def _gradient(self, temperature: float) -> Tensor | None:
         """By all parameters, flat; None where Q has a rank below k."""
         growth = self.growth
-        z, total = self._rows()
+        z, total = least_entries(self.weights, self.level, growth)
         column = z[:, None]
         self._track(z, (1 - total) / growth)
         share = (self.logits + self.shift).sigmoid()
@@ -202,13 +208,7 @@ class Descent:
         by_weights = z * (by_z - by_total)
         return torch.cat([by_logits.flatten(), by_weights, by_level[None], by_heights])
 
-    def _rows(self) -> tuple[Tensor, float]:
-        """z, and its sum."""
-        least = 1 / (1 + self.growth)
-        total = least + (1 - least) * float(self.level.sigmoid())
-        return total * self.weights.softmax(0), total
-
-    def _track(self, z: Tensor, target: float) -> None:
+    def _track(self, z: Tensor, target: Tensor) -> None:
         """Shifts nearer to those with sum_y z_y share_y = target, which the last step moved.
 
         The descent goes as far as with the shifts themselves, in half of the time.
