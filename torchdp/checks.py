@@ -547,6 +547,13 @@ def shares(name: str, value: Tensor, k: int, positive: bool = False) -> Tensor:
     return value / value.sum()
 
 
+def beside(name: str, value: Tensor, other: str, device: torch.device) -> Tensor:
+    """``value``, if it is on the device of ``other``. Raises ValueError."""
+    if value.device != device:
+        raise ValueError(f"{name} is on {value.device}, {other} on {device}; move one of them")
+    return value
+
+
 def random_source(
     generator: torch.Generator, device: torch.device | None = None
 ) -> torch.Generator:

@@ -135,7 +135,7 @@ def released(protocol: Protocol[Any], total: Part | None) -> Tally:
     tally = total.tally
     if not isinstance(protocol, CuratorProtocol):
         return tally
-    device = next(iter(tally.parts.values())).device
+    device = protocol.drawn_on(next(iter(tally.parts.values())).device)
     return protocol.noised(tally, source(None, device))
 
 

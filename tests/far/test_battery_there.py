@@ -129,6 +129,12 @@ def test_some_entries_run_there_and_defaults_of_torch_change_nothing(child):
     assert len(found) == 9 and not faults(found), "\n".join(faults(found))
 
 
+def test_rows_there_are_asked_by_protocols_that_are_here(child):
+    some = "queries.LocalOracle", "queries.CentralLaplace", "pairwise.SeveralAnswers"
+    found = json.loads(child(SCRIPT, "--json", "--rows", *some))
+    assert len(found) == 3 and not faults(found), "\n".join(faults(found))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("default", ["--device", "--dtype"])
 @pytest.mark.parametrize("room", ROOMS)
@@ -138,9 +144,10 @@ def test_defaults_of_torch_change_nothing_anywhere(child, default, room):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("what", ["--there", "--rows"])
 @pytest.mark.parametrize("room", ROOMS)
-def test_every_entry_runs_there(child, room):
-    found = json.loads(child(SCRIPT, "--json", f"{room}."))
+def test_every_entry_runs_there(child, room, what):
+    found = json.loads(child(SCRIPT, "--json", what, f"{room}."))
     assert found and not faults(found), "\n".join(faults(found))
 
 

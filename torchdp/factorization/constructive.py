@@ -285,6 +285,7 @@ class MarginalFactorization:
 
         x: (*batch, d), zeros and ones. With a shift the empty set, the first, has 0.
         """
+        codes = codes.to(x.device)
         places = (self.d + 1) ** torch.arange(self.order, device=codes.device)
         bits = codes[:, None] // places % (self.d + 1)  # (u, l), 0 stands for none
         signs = torch.cat([torch.ones_like(x[..., :1]), 1 - 2 * x], -1).double()

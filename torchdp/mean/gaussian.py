@@ -67,12 +67,7 @@ class PointsProtocol(Protocol[Crowd]):
                 raise ValueError(
                     "x holds integers beyond 2^53 in size, which float64 rounds; change the unit"
                 )
-        device = self.shape.root.device
-        if points.device != device:
-            raise ValueError(
-                f"x is on {points.device}, the shape on {device}; move one to the other"
-            )
-        return self.domain.validate(points)
+        return self.domain.validate(checks.beside("x", points, "the shape", self.shape.root.device))
 
 
 class MeanProtocol(PointsProtocol):

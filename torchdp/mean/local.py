@@ -163,7 +163,8 @@ class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
 
     def validate(self, x: Tensor) -> Tensor:
         """x, (n, d) with n >= 1, in the box. Raises TypeError, ValueError."""
-        return self.domain.validate(super().validate(x))
+        x = checks.beside("x", super().validate(x), "the domain", self.half.device)
+        return self.domain.validate(x)
 
     def exact(self, summary: Crowd) -> Tensor:
         """The users' own covariance, divisor n: (d, d)."""

@@ -134,7 +134,8 @@ class PairwiseAnalyst(ABC):
         is less than four standard errors from 0, since the value may then be far off (a rare
         class). Raises TypeError, ValueError.
         """
-        n = self.check(tally, 2).n
+        tally = self.check(tally, 2)
+        n = tally.n
         statistic = self.statistic
         tally = self.beside_forms(tally)
         # Intervals are made later, so that values alone cost no decomposition.

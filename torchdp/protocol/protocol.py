@@ -37,6 +37,11 @@ M = TypeVar("M")
 C = TypeVar("C", bound="MessageProtocol")
 
 
+def counts_on(device: torch.device, summary: S) -> S:
+    """Counts of types on ``device``; a crowd's rows, which may be many, stay where they are."""
+    return cast(S, summary.to(device)) if isinstance(summary, Tensor) else summary
+
+
 class Protocol(ABC, Generic[S]):
     """From users' data to an estimate, under one guarantee. x: one row for each user.
 
@@ -84,10 +89,19 @@ class Protocol(ABC, Generic[S]):
         """
         return None
 
-    def check(self, tally: Tally, least: int = 1) -> Tally:
-        """``tally``, if at least so many users can have sent it: what every analyst calls.
+    @property
+    def home(self) -> torch.device | None:
+        """Where the tensors are that read a tally; None: it has none, and reads it where it is."""
+        return None
 
-        Raises TypeError, ValueError.
+    def drawn_on(self, data: torch.device) -> torch.device:
+        """Where noise is drawn for users' data there: here beside them, by each user."""
+        return data
+
+    def check(self, tally: Tally, least: int = 1) -> Tally:
+        """``tally`` on ``home``, if at least so many users can have sent it.
+
+        What every analyst calls. Raises TypeError, ValueError.
         """
         checks.instance("tally", tally, Tally).checked(self.layout, self.limits, least)
         # Tallies come from outside: one that nobody sent would be analysed as if it were private.
@@ -95,7 +109,10 @@ class Protocol(ABC, Generic[S]):
         if wrong is not None:
             n = "so many" if isinstance(tally.n, Tensor) else tally.n
             raise ValueError(f"tally is not what {n} users can have sent: {wrong}")
-        return tally
+        return self._at_home(tally)
+
+    def _at_home(self, tally: Tally) -> Tally:
+        return tally if self.home is None else tally.to(self.home)
 
     def whole(self, tally: Tally) -> Tally:
         """``check``, and the tally is of as many users as the guarantee counts on."""
@@ -211,7 +228,8 @@ class Protocol(ABC, Generic[S]):
         if own is None:
             # Detached: an estimate must not carry the users' data in its graph.
             x = self.validate(x).detach()
-            return self.collect_unchecked(x, source(noise, x.device))
+            draws = source(noise, self.drawn_on(x.device))
+            return self._at_home(self.collect_unchecked(x, draws))
         if not self.takes_groups:
             raise ValueError(
                 f"x must be of one group of users, not {batch}: {type(self).__name__} takes one "
@@ -222,9 +240,10 @@ class Protocol(ABC, Generic[S]):
         # Rows are checked in parts of as many as a group may have, which is what a class expects.
         largest = max(1, int(torch.bincount(own, minlength=1).max()))
         x = torch.cat([self.validate(part).detach() for part in x.split(largest)])
-        tally = self.collect_groups(x, own.to(x.device), count, source(noise, x.device))
+        draws = source(noise, self.drawn_on(x.device))
+        tally = self.collect_groups(x, own.to(x.device), count, draws)
         parts = {name: part.unflatten(0, batch) for name, part in tally.parts.items()}
-        return Tally(tensor_of(tally.n).view(batch), parts)
+        return self._at_home(Tally(tensor_of(tally.n).view(batch), parts))
 
     @property
     def _numbers(self) -> int:
@@ -237,11 +256,14 @@ class Protocol(ABC, Generic[S]):
     ) -> Tally:
         """Distributed as ``collect``, no messages; of shape (*sample_shape, ...).
 
-        Raises TypeError, ValueError.
+        It is drawn where the generator is. Raises TypeError, ValueError.
         """
         # A generator's draws can be repeated: they are for simulation, and hide nobody.
+        draws = Simulated(generator)
+        checks.random_source(generator, self.drawn_on(draws.device))
         shape = checks.sample_shape(sample_shape)
-        return self.sample_unchecked(self.validate_summary(summary), Simulated(generator), shape)
+        summary = counts_on(draws.device, self.validate_summary(summary))
+        return self._at_home(self.sample_unchecked(summary, draws, shape))
 
     @final
     def estimate(
@@ -270,6 +292,10 @@ class Protocol(ABC, Generic[S]):
 class CuratorProtocol(Protocol[S]):
     """Collecting is the summary, released once. Nothing is sent, and tallies do not add."""
 
+    def drawn_on(self, data: torch.device) -> torch.device:
+        """Where the protocol's tensors are: noise is drawn for answers, not for users."""
+        return self.home or data
+
     @abstractmethod
     def release(self, summary: S, draws: Draws, shape: Shape) -> Tally:
         """The summary under its noise, ``shape`` times over."""
@@ -288,11 +314,11 @@ class CuratorProtocol(Protocol[S]):
 
     def noised(self, total: Tally, draws: Draws) -> Tally:
         """The release of all that was ``added``."""
-        return self.release(cast(S, total["counts"]), draws, ())
+        return self.release(counts_on(draws.device, cast(S, total["counts"])), draws, ())
 
     @final
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        return self.release(self.summary_unchecked(x), draws, ())
+        return self.release(counts_on(draws.device, self.summary_unchecked(x)), draws, ())
 
     @final
     def sample_unchecked(self, summary: S, draws: Simulated, shape: Shape) -> Tally:
@@ -382,7 +408,7 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
 
     @final
     def add(self, *tallies: Tally) -> Tally:
-        """One tally of all these users, on the device of the first that has any.
+        """One tally of all these users, on ``home``, or the device of the first that has any.
 
         Raises TypeError, ValueError.
         """
@@ -413,6 +439,10 @@ class Relay(MessageProtocol[S, M], Generic[S, M, C]):
     def client_input(self, x: Tensor) -> Tensor:
         """The client's data of these users: x itself where nothing else is said."""
         return x
+
+    @property
+    def home(self) -> torch.device | None:
+        return self.client.home
 
     @property
     def guarantee(self) -> Guarantee:

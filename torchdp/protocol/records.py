@@ -273,6 +273,13 @@ class Tally(Brief):
         # The caller may go on adding to its tally in place.
         return Tally(self.n, {name: part.detach().clone() for name, part in self.parts.items()})
 
+    def to(self, device: torch.device | str) -> "Tally":
+        """The same on ``device``: itself where it is there."""
+        if all(part.device == torch.device(device) for part in self.parts.values()):
+            return self
+        n = self.n.to(device) if isinstance(self.n, Tensor) else self.n
+        return Tally(n, {name: part.to(device) for name, part in self.parts.items()})
+
     def users(self, answer: int = 0) -> float | Tensor:
         """n beside numbers that have ``answer`` dimensions behind the batch."""
         return broadcast_users(self.n, answer)

@@ -143,7 +143,8 @@ class RoundedSum:
         return (total / self.step).round_().long()
 
     def released(self, whole: Tensor, draws: Draws, shape: Shape = ()) -> Tensor:
-        """Y, (*shape, *batch, size) float64, of whole steps (*batch, size)."""
+        """Y, (*shape, *batch, size) float64, of whole steps (*batch, size), where noise is drawn."""
+        whole = whole.to(draws.device)
         if not self.sigma:
             return (whole.double() * self.step).expand(*shape, *whole.shape)
         noisy = self.noise.draw((*shape, *whole.shape), draws) + whole

@@ -27,6 +27,7 @@ from torchdp.protocol import (
 )
 from torchdp.protocol.frames import Held
 from torchdp.protocol.interval import ErrorParts, laplace_stretch
+from torchdp.protocol.protocol import counts_on
 from torchdp.protocol.records import broadcast_users, noise_limit, tensor_of, users_of
 from torchdp.queries.central import laplace_guarantee
 from torchdp.queries.channel import Bounded
@@ -99,6 +100,10 @@ class CentralAnswers(CuratorProtocol[Any]):
         return laplace_guarantee(self.epsilon, self._bounded.moved.numel(), self.rate)
 
     @property
+    def home(self) -> torch.device:
+        return self._bounded.moved.device
+
+    @property
     def held(self) -> Held:
         return self.question.held
 
@@ -118,7 +123,8 @@ class CentralAnswers(CuratorProtocol[Any]):
     def step(self, n: Users) -> Tensor:
         """Of n users, (*batch, *answer)."""
         moved = self._bounded.moved
-        return moved / (broadcast_users(n, moved.ndim) * STEPS)
+        users = n.to(moved.device) if isinstance(n, Tensor) else n
+        return moved / (broadcast_users(users, moved.ndim) * STEPS)
 
     def limits(self, n: Users) -> dict[str, Limits]:
         reach = self._reach * n * STEPS + SPARE
@@ -128,7 +134,8 @@ class CentralAnswers(CuratorProtocol[Any]):
     def release(self, summary: Any, draws: Draws, shape: Shape) -> Tally:
         n = summary.n if isinstance(summary, Crowd) else users_of(summary)
         self._check_users(n)
-        whole = (self._bounded.exact(summary) / self.step(n)).round().long()
+        exact = self._bounded.exact(summary).to(draws.device)
+        whole = (exact / self.step(n)).round().long()
         # Each of the releases draws noise of its own, in place.
         answers = whole.expand((*shape, *whole.shape)).clone(memory_format=torch.contiguous_format)
         # So fine a noise is a sum of some thirty clusters: they are held for a part at a time.
@@ -162,12 +169,12 @@ class CentralAnswers(CuratorProtocol[Any]):
 
     def exact(self, summary: Any) -> Tensor:
         self._users(summary)
-        return self._bounded.exact(summary)
+        return self._bounded.exact(counts_on(self.home, summary))
 
     def _users(self, summary: Any) -> Users:
         """n of a summary, of counts which need not be whole. Raises TypeError, ValueError."""
         if isinstance(self.held, int):
-            return checks.users("summary", summary, self.held).sum(-1)
+            return checks.users("summary", summary, self.held).sum(-1).to(self.home)
         return self.validate_summary(summary).n
 
     def _mse(self, n: Users) -> Tensor:
@@ -182,7 +189,8 @@ class CentralAnswers(CuratorProtocol[Any]):
 
     def analyse(self, tally: Tally) -> Estimate:
         """The value is within half a step of one without bias."""
-        n = self.check(tally, self.question.fewest).n
+        tally = self.check(tally, self.question.fewest)
+        n = tally.n
         value = tally["answer"] * self.step(n)
         variance = self._mse(n).expand(value.shape)
         answer = self._bounded.moved.ndim

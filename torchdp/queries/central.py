@@ -357,11 +357,11 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
         return counts
 
     def bits(self, x: Tensor, draws: Draws) -> Tensor:
-        return self.queries.right.mT[x].bool()
+        return self.queries.right.mT.to(x.device)[x].bool()
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: Shape) -> Tally:
         """All ``law.users`` send. O(k instances), whatever their number."""
-        sums = summary.double() @ self.queries.right.mT
+        sums = summary.double() @ self.queries.right.mT.to(summary.device)
         ones = sums.round().long()
         totals = self.law.noised(ones.expand(*shape, *ones.shape), draws)
         return Tally(users_of(summary), {"total": totals})

@@ -168,19 +168,10 @@ class Channel(Protocol[Tensor]):
     def held(self) -> int:
         return self.workload.shape[1]
 
-    def validate(self, x: Tensor) -> Tensor:
-        """x, (n,) types in [0, k), n >= 1, on the workload's device.
-
-        Raises TypeError, ValueError.
-        """
-        return super().validate(x).to(self.workload.device)
-
-    def validate_summary(self, summary: Tensor) -> Tensor:
-        """Counts (*batch, k) of whole users, one at least, on the workload's device.
-
-        Raises TypeError, ValueError.
-        """
-        return super().validate_summary(summary).to(self.workload.device)
+    @property
+    def home(self) -> torch.device:
+        """The workload's."""
+        return self.workload.device
 
     def exact(self, summary: Tensor) -> Tensor:
         h, _ = self._shares(summary)

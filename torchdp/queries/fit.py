@@ -156,6 +156,7 @@ def fitted(protocol: Channel, tally: Tally, *, ordered: bool = True) -> Fit:
 
 def _fitted(protocol: Channel, tally: Tally, ordered: bool) -> Fit:
     """``fitted`` of checked arguments, without a warning."""
+    tally = protocol.whole(tally)
     unbiased = protocol.analyse(tally)
     W = protocol.workload
     m, k = W.shape

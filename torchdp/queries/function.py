@@ -125,7 +125,8 @@ class FunctionAnalyst:
 
     def _estimate(self, tally: Tally, sampling: bool) -> Estimate:
         """sampling: of g of the population, for which C gains (diag h - h h^T)/n."""
-        n = self.channel.whole(tally).users(1)
+        tally = self.channel.whole(tally)
+        n = tally.users(1)
         h = self._shares_of(tally)
         plain, linear, square, trace = self._expanded(h, n, sampling)
         value = self._corrected(tally, h, plain - trace / 2)

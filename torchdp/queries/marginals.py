@@ -19,7 +19,7 @@ from torchdp.memory import rows_at_once
 from torchdp.privacy import Guarantee, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Layout, Limits, Objective, Tally
-from torchdp.protocol.records import Users, broadcast_users, weighted_sum
+from torchdp.protocol.records import Users, broadcast_users, tensor_of, weighted_sum
 from torchdp.protocol.rounded_sum import RoundedSum, in_blocks, released_guarantee
 
 # Rounding of norms that are computed in float64 is less than this, relatively.
@@ -128,24 +128,27 @@ class CentralMarginals(CuratorProtocol[Crowd]):
         return Tally(summary.n, {"sum": self.sums.released(whole, draws, shape)})
 
     def _tables(self, sums: Tensor, n: Users) -> Tensor:
-        return self.factors.decode(self.sets, sums / broadcast_users(n, 1)) + 2.0**-self.order
+        means = sums / broadcast_users(n, 1)
+        return self.factors.decode(self.sets.to(means.device), means) + 2.0**-self.order
 
     def analyse(self, tally: Tally) -> Estimate:
         value = self._tables(self.check(tally)["sum"], tally.n)
-        error = self._mse(tally.n).sqrt().expand_as(value)
+        error = self._mse(tally.n).sqrt().to(value.device).expand_as(value)
         return Estimate(value, error, tally.n, limits=(0.0, 1.0))
 
     def _mse(self, n: Users) -> Tensor:
         """Of every cell's share, (*batch, tables, cells)."""
-        each = torch.full((len(self.sets), 2**self.order), self.sums.sigma, dtype=torch.float64)
-        return (each * self.factors.row_norm / broadcast_users(n, 2)).square()
+        deviation = self.sums.sigma * self.factors.row_norm / tensor_of(n).double()
+        cells = (len(self.sets), 2**self.order)
+        return deviation.square()[..., None, None].expand(*deviation.shape, *cells)
 
     def exact(self, summary: Crowd) -> Tensor:
         crowd = self.validate_summary(summary)
         return self._tables(reduce(torch.add, self._blocks(crowd)), crowd.n)
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
-        return self._mse(self.validate_summary(summary).n)
+        crowd = self.validate_summary(summary)
+        return self._mse(crowd.n).to(crowd.counts.device)
 
     def worst_unchecked(self, n: Users, objective: Objective) -> Tensor:
         """The same for all data and cells."""

@@ -390,9 +390,9 @@ class FactoredProtocol(Channel):
 
     def analyse(self, tally: Tally) -> Estimate:
         """The standard error is that on the worst data."""
-        value = self.mean(self.whole(tally))
-        kept = tally.kept()
-        n = tally.users(1)
+        kept = self.whole(tally).kept()
+        value = self.mean(kept)
+        n = kept.users(1)
         variance = (self.variance.amax(1) / n**self.power).expand_as(value)
         # Half of what lies between two values that an answer can have.
         largest = self.queries.left.abs().amax(1)

@@ -100,6 +100,7 @@ class QuantileAnalyst:
     channel: Channel
 
     def analyse(self, tally: Tally) -> "QuantileEstimate":
+        tally = self.channel.whole(tally)
         F = self.channel.analyse(tally)
         value, error, slope = self._heard(tally)
         noise = self.channel.plausible(tally)
@@ -147,7 +148,8 @@ class QuantileAnalyst:
 
     def _of_users(self, summary: Tensor) -> tuple[Tensor, ...]:
         inner = self.channel.exact(summary)
-        return self._read(inner, self.channel.covariance(summary.double()))
+        counts = summary.to(inner)
+        return self._read(inner, self.channel.covariance(counts))
 
     def worst_mse(self, n: Users, objective: Objective) -> Tensor:
         """No bound is known: inf."""

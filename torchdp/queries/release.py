@@ -97,6 +97,10 @@ class CentralRelease(Release[Q], CuratorProtocol[Tensor]):
     channel: Channel
 
     @property
+    def home(self) -> torch.device | None:
+        return self.channel.home
+
+    @property
     def held(self) -> Held:
         return self.channel.held
 

@@ -137,7 +137,7 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
 
     def client_input(self, x: Tensor) -> Tensor:
         """What clients who hold types x bring into ``client``: columns of R, (n, r)."""
-        return self.queries.right.mT[x]
+        return self.queries.right.mT.to(x.device)[x]
 
     collect_groups = Protocol.collect_groups  # one sum after the other
 

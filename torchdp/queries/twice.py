@@ -90,7 +90,7 @@ class Twice(FactoredProtocol, MessageProtocol[Tensor, Tensor]):
         return dict.fromkeys(self.layout, self.randomizer.limits(n)["sum"])
 
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
-        vectors = self.queries.right.mT[x]
+        vectors = self.queries.right.mT.to(x.device)[x]
         randomize = self.randomizer.randomize_unchecked
         # Each copy has noise of its own: the product of the means is unbiased for that reason.
         return torch.stack([randomize(vectors, draws) for _ in range(2)], 1)
@@ -104,7 +104,7 @@ class Twice(FactoredProtocol, MessageProtocol[Tensor, Tensor]):
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         counts = self.summary_unchecked(x)
-        vectors = self.queries.right.mT
+        vectors = self.queries.right.mT.to(x.device)
         collect = self.randomizer.collect_crowd
         return Tally(len(x), {name: collect(vectors, counts, draws)["sum"] for name in self.layout})
 

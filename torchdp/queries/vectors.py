@@ -71,7 +71,7 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
 
     def client_input(self, x: Tensor) -> Tensor:
         """Columns of R, (n, r)."""
-        return self.queries.right.mT.index_select(0, x)
+        return self.queries.right.mT.to(x.device).index_select(0, x)
 
     @cached_property
     def variance(self) -> Tensor:
@@ -83,7 +83,8 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
         return self.client.subgaussian.proxy * self.queries.left.square().sum(1)
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        return self.client.collect_crowd(self.queries.right.mT, self.summary_unchecked(x), draws)
+        columns = self.queries.right.mT.to(x.device)
+        return self.client.collect_crowd(columns, self.summary_unchecked(x), draws)
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: Shape) -> Tally:
         crowd = Crowd.shared(self.queries.right.mT, summary)

@@ -288,10 +288,7 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         Raises ValueError, TypeError.
         """
         x = super().validate(rows_of(x, self.held))
-        if x.device != self.sketch.device:
-            raise ValueError(
-                f"x is on {x.device}, the sketch on {self.sketch.device}; move one of them"
-            )
+        checks.beside("x", x, "the sketch", self.sketch.device)
         # In parts: a float64 copy of all rows may be larger than the rows.
         for part in x.split(max(1, WORDS_AT_ONCE // self.columns)):
             self._check_rows(part.double(), x[0].double())

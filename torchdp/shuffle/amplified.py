@@ -375,7 +375,8 @@ class Amplified(Same[Any, Any, MessageProtocol[Any, Any]]):
 
     def whole(self, tally: Tally) -> Tally:
         """``tally``, if of the users that the guarantee counts on. Raises TypeError, ValueError."""
-        too_small = tensor_of(self.check(tally).n) < self._present
+        tally = self.check(tally)
+        too_small = tensor_of(tally.n) < self._present
         if too_small.any():
             raise ValueError(
                 f"tally must be of at least {self._present} users, whose messages hide each "

@@ -245,7 +245,8 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
         """``tally``, if it is of the users that the noise counts on. Raises TypeError, ValueError."""
         most = self.law.users
         least = most - self.absent
-        if not least <= alike(self.check(tally).n) <= most:
+        tally = self.check(tally)
+        if not least <= alike(tally.n) <= most:
             users = f"{most}" if least == most else f"{least} to {most}"
             raise ValueError(
                 f"tally must be of {users} users, as the noise counts on, not {tally.n}"

@@ -167,6 +167,14 @@ class PairsInRounds(InteractiveProtocol[Tensor]):
         return tuple(tally[name] / single(tally.n) for name in names)
 
     @property
+    def home(self) -> torch.device:
+        return self.statistic.points.device
+
+    def drawn_on(self, data: torch.device) -> torch.device:
+        """Where the tables are: later rounds are made of what was heard."""
+        return self.home
+
+    @property
     def held(self) -> int:
         return self.statistic.types
 
@@ -175,10 +183,10 @@ class PairsInRounds(InteractiveProtocol[Tensor]):
 
         Raises TypeError, ValueError.
         """
-        return super().validate(x).to(self.statistic.points.device)
+        return super().validate(x).to(self.home)
 
     def validate_summary(self, summary: Tensor) -> Tensor:
-        counts = super().validate_summary(summary).to(self.statistic.points.device)
+        counts = super().validate_summary(summary).to(self.home)
         single(users_of(counts))
         return counts
 

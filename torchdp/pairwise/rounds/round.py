@@ -240,11 +240,19 @@ class Round(MessageProtocol[Tensor, Tensor]):
         return 64 * self.width
 
     @property
+    def home(self) -> torch.device:
+        return self.points.device
+
+    def drawn_on(self, data: torch.device) -> torch.device:
+        """Where the tables are: later rounds are made of what was heard."""
+        return self.home
+
+    @property
     def held(self) -> int:
         return len(self.points)
 
     def validate(self, x: Tensor) -> Tensor:
-        return super().validate(x).to(self.points.device)
+        return super().validate(x).to(self.home)
 
     def validate_summary(self, summary: Tensor) -> Tensor:
         """Counts (k,) of whole users, one at least. Raises TypeError, ValueError."""
@@ -253,7 +261,7 @@ class Round(MessageProtocol[Tensor, Tensor]):
     def _of_one(self, counts: Tensor) -> Tensor:
         """Counts (k,) on the points' device. Raises ValueError for a batch."""
         single(users_of(counts))
-        return counts.to(self.points.device)
+        return counts.to(self.home)
 
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         rows = []
@@ -292,7 +300,8 @@ class Round(MessageProtocol[Tensor, Tensor]):
         return Tally(int(summary.sum()), sums)
 
     def analyse(self, tally: Tally) -> Estimate:
-        n = single(self.check(tally).n)
+        tally = self.check(tally)
+        n = single(tally.n)
         means = [message.value(tally[name] / n) for name, message in self.sent.items()]
         value = torch.cat(means, -1)
         # The data are not known: the standard error is that of the worst ones.

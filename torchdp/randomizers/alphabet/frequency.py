@@ -181,7 +181,7 @@ class VarianceMatrix(TypeVariance):
         return (self.matrix * centred).sum(1) / size
 
     def under(self, shares: Tensor) -> Tensor:
-        return shares @ self.matrix.mT
+        return shares @ self.matrix.mT.to(shares.device)
 
     def rest(self, shares: Tensor) -> Tensor:
         return self.under(shares) - self.slope * (shares @ self.queries.mT)
@@ -227,7 +227,7 @@ class FrequencyOracle(MessageProtocol[Tensor, Tensor]):
     @property
     def device(self) -> torch.device:
         """Where the tensors of this oracle lie; the CPU where it holds none."""
-        return torch.device("cpu")
+        return self.home or torch.device("cpu")
 
     @property
     @abstractmethod
@@ -457,7 +457,8 @@ class StrategyOracle(FrequencyOracle):
         result = counts.new_zeros(len(counts), self.outputs)
         every = torch.arange(self.k, device=self.device)
         for types in every.split(rows_at_once(self.outputs)):
-            result += multinomial(counts[:, types], self.laws(types), draws)
+            laws = self.laws(types).to(counts.device)
+            result += multinomial(counts[:, types.to(counts.device)], laws, draws)
         return result
 
 

@@ -294,9 +294,10 @@ class ShiftStrategy(StrategyOracle):
         """
         number = draws.integers(tuple(x.shape))
         # The last boundary, 2^63, is no int64: it is left out.
-        cell = torch.searchsorted(self.table.cumsum(0)[:-1], number, right=True)  # of 2 B
+        bounds = self.table.cumsum(0)[:-1].to(x.device)
+        cell = torch.searchsorted(bounds, number, right=True)  # of 2 B
         place = torch.empty_like(number)
-        for i, held in enumerate(torch.cat([self.patterns, ~self.patterns])):
+        for i, held in enumerate(torch.cat([self.patterns, ~self.patterns]).to(x.device)):
             members = held.nonzero()[:, 0]
             users = cell == i
             chosen = draws.below(len(members), (int(users.sum()),))
@@ -339,7 +340,7 @@ class ShiftStrategy(StrategyOracle):
         return self._inverse(gathered.view(-1, self.k)).view(gathered.shape)
 
     @property
-    def device(self) -> torch.device:
+    def home(self) -> torch.device:
         return self.table.device
 
     def laws(self, types: Tensor) -> Tensor:

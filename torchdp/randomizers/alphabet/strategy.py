@@ -356,7 +356,7 @@ class StrategyMatrix(StrategyOracle):
         return Blanket.of_table(self.matrix.mT, self.epsilon)
 
     @property
-    def device(self) -> torch.device:
+    def home(self) -> torch.device:
         return self.matrix.device
 
     def laws(self, types: Tensor) -> Tensor:
@@ -413,7 +413,7 @@ class StrategyMatrix(StrategyOracle):
         """One output in [0, m) for each user: int64, the shape of ``x``."""
         number = draws.integers(tuple(x.shape))
         width = self._cumulative.shape[-1]
-        table = self._cumulative.flatten()
+        table = self._cumulative.flatten().to(x.device)
         start = x.long() * width
         output = torch.zeros_like(start)
         while width > 1:  # binary search in the row of each user's type
