@@ -49,9 +49,10 @@ TWICE = {"bincount"}
 
 
 class Counts:
-    """Of one call."""
+    """Of one call: synchronisations, and operations on the device that are more than a view."""
 
     syncs = 0
+    launches = 0
 
     def sync(self, times=1):
         self.syncs += times
@@ -213,6 +214,9 @@ def run(func, args, kwargs):
         waits_not,
         kwargs.get("output_size"),
     )
+    seen = [one.alias_info for one in func._schema.returns]
+    if to_far and not any(alias and not alias.is_write for alias in seen):
+        COUNTS.launches += 1
     if func._schema.is_mutable:
         if func is aten.copy_.default:
             return args[0]

@@ -135,6 +135,13 @@ def test_rows_there_are_asked_by_protocols_that_are_here(child):
     assert len(found) == 3 and not faults(found), "\n".join(faults(found))
 
 
+def test_rows_there_are_counted_there_and_all_else_is_done_here(child):
+    lines = child(SCRIPT.with_name("launches.py"), "queries.CentralLaplace").splitlines()
+    row = next(line.split() for line in lines if ".estimate " in line)
+    launches, waits = map(int, row[2:4])
+    assert launches <= 5 and waits <= 5, row
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("default", ["--device", "--dtype"])
 @pytest.mark.parametrize("room", ROOMS)
