@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import os
 
+import landing
 import pytest
 import torch
 
@@ -21,6 +22,35 @@ CHOOSE = queries.choose
 SHIFTS = shift_strategy.shifts
 # of the processes that tests start too
 THREADS = os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+SPENT = {}
+
+
+def pytest_addoption(parser):
+    parser.addoption("--since", metavar="COMMIT", help="leave out dear tests that no change moves")
+    parser.addoption("--dear", action="store_true", help="note the dearest tenth of the tests")
+
+
+def pytest_collection_modifyitems(config, items):
+    since = config.getoption("--since")
+    if since is None:
+        return
+    try:
+        out = landing.left_out([item.nodeid for item in items], since)
+    except landing.UnknownCommit as error:
+        raise pytest.UsageError(f"--since must be a commit of this checkout: {error}") from None
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in out])
+    items[:] = [item for item in items if item.nodeid not in out]
+
+
+def pytest_runtest_logreport(report):
+    SPENT[report.nodeid] = SPENT.get(report.nodeid, 0.0) + report.duration
+
+
+def pytest_sessionfinish(session):
+    if session.config.getoption("--dear") and not hasattr(session.config, "workerinput"):
+        landing.note(SPENT)
 
 
 def pytest_collection_finish():
