@@ -386,6 +386,18 @@ def own(record: Any) -> None:
             object.__setattr__(record, field.name, parts)
 
 
+def moved(record: T, device: torch.device | str) -> T:
+    """A frozen dataclass with all that it holds on ``device``; itself where nothing has to move."""
+    there = {}
+    for field in dataclasses.fields(record):  # type: ignore[arg-type]
+        value = getattr(record, field.name)
+        parts = value if isinstance(value, tuple) else (value,)
+        new = tuple(part.to(device) if hasattr(part, "to") else part for part in parts)
+        if any(one is not other for one, other in zip(new, parts, strict=True)):
+            there[field.name] = new if isinstance(value, tuple) else new[0]
+    return dataclasses.replace(record, **there) if there else record  # type: ignore[type-var]
+
+
 def keep(record: Any, **checked: Callable[[str, Any], Any]) -> None:
     """Each field named of a frozen dataclass becomes what its check returns.
 

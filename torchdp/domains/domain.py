@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -219,6 +220,10 @@ class Domain(Brief, ABC):
     def proposal(self, p: float, shift: bool, tol: float) -> Proposal | None:
         """An ellipsoid known from the structure of K, optimal or nearly; None: there is none."""
         return None
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same set with its tensors on ``device``."""
+        return checks.moved(self, device)
 
     def validate(self, x: Tensor) -> Tensor:
         """x, refused where a row lies outside K: data are checked before they are used.

@@ -126,9 +126,10 @@ class Encoding:
         """Admitted points (k, d) as vectors (k, r) of length at most radius, float64."""
         points = x.double()
         if x.dtype != torch.float64 and self.domain.middle is None:
-            inside = self.domain.contains(points)[:, None]
-            points = torch.where(inside, points, self.domain.project(points))
-        u = (points - self.centre) @ self.inverse.mT
+            domain = self.domain.to(x.device)
+            inside = domain.contains(points)[:, None]
+            points = torch.where(inside, points, domain.project(points))
+        u = (points - self.centre.to(x.device)) @ self.inverse.mT.to(x.device)
         # whoever is admitted a little outside has no more influence than others
         length = u.norm(dim=-1, keepdim=True).clamp_min(1e-300)
         return u * (self.radius / length).clamp_max(1.0)

@@ -31,7 +31,7 @@ from torchdp.protocol import (
     Tally,
     Users,
 )
-from torchdp.protocol.records import broadcast_users, weighted_sum
+from torchdp.protocol.records import broadcast_users, users_on, weighted_sum
 from torchdp.protocol.rounded_sum import BLOCK, RoundedSum, in_blocks, released_guarantee
 
 # Up to here float64 holds all integers.
@@ -50,11 +50,15 @@ class PointsProtocol(Protocol[Crowd]):
         return encoding(self.domain, self.shape)
 
     @property
+    def home(self) -> torch.device:
+        return self.shape.root.device
+
+    @property
     def held(self) -> tuple[int]:
         return (self.domain.dimension,)
 
     def validate(self, x: Tensor) -> Tensor:
-        """x, (n, d) with n >= 1, in the domain and on the shape's device.
+        """x, (n, d) with n >= 1, in the domain.
 
         Integers become float64, exactly: those beyond 2^53 in size are refused. Raises TypeError,
         ValueError.
@@ -67,7 +71,7 @@ class PointsProtocol(Protocol[Crowd]):
                 raise ValueError(
                     "x holds integers beyond 2^53 in size, which float64 rounds; change the unit"
                 )
-        return self.domain.validate(checks.beside("x", points, "the shape", self.shape.root.device))
+        return self.domain.to(points.device).validate(points)
 
 
 class MeanProtocol(PointsProtocol):
@@ -97,7 +101,8 @@ class MeanProtocol(PointsProtocol):
         return objective.of(errors, errors.ndim - 1)
 
     def analyse(self, tally: Tally) -> Estimate:
-        mean = self.check(tally)["sum"] / tally.users(1)
+        tally = self.check(tally)
+        mean = tally["sum"] / tally.users(1)
         value = self.encoding.centre + mean @ self.shape.root.mT
         error = self.noise_root(tally.n).norm(dim=-1).expand_as(value)
         estimate = Estimate(value, error, tally.n)
@@ -252,7 +257,8 @@ class GaussianMean(GaussianRelease, MeanProtocol):
 
     def noise_root(self, n: Users) -> Tensor:
         """B = (sigma/n) A, sigma the deviation of ``sums``."""
-        return self.sums.sigma / broadcast_users(checks.people("n", n, 1), 2) * self.shape.root
+        n = users_on(self.home, checks.people("n", n, 1))
+        return self.sums.sigma / broadcast_users(n, 2) * self.shape.root
 
     def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
         """In one pass; the sum of each group is a ``RoundedSum`` of its own."""
@@ -265,7 +271,8 @@ class GaussianMean(GaussianRelease, MeanProtocol):
         )
         noisy = self.sums.released(whole, draws)
         # A group of nobody has nothing to hide: how many users a group has is public.
-        return Tally(n, {"sum": noisy * (n > 0)[:, None]})
+        some = (n > 0).to(noisy.device)
+        return Tally(n, {"sum": noisy * some[:, None]})
 
     def release(self, summary: Crowd, draws: Draws, shape: Shape) -> Tally:
         return self._noised(summary.n, self._whole(summary), draws, shape)

@@ -18,7 +18,7 @@ from torchdp.domains.shapes import encoding, least_error_shape
 from torchdp.mean.gaussian import MeanProtocol
 from torchdp.mean.moments import Covariance, MomentNoise
 from torchdp.protocol import Crowd, Objective, Relay, Tally, Users
-from torchdp.protocol.records import broadcast_users
+from torchdp.protocol.records import broadcast_users, users_on
 from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer, check_client
 from torchdp.symmetric import svec, symmetric, triangular
@@ -84,7 +84,8 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
     def noise_root(self, n: Users) -> Tensor:
         """B = (v / n)^{1/2} A; Cov(estimate) is below B B^T where the client is not isotropic."""
         v = self.client.moments.variance
-        return (v / broadcast_users(checks.people("n", n, 1), 2)) ** 0.5 * self.shape.root
+        n = users_on(self.home, checks.people("n", n, 1))
+        return (v / broadcast_users(n, 2)) ** 0.5 * self.shape.root
 
     @property
     def variance_proxy(self) -> Tensor:
@@ -153,6 +154,10 @@ class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
         return c * math.sqrt(e_square * d)
 
     @property
+    def home(self) -> torch.device:
+        return self.half.device
+
+    @property
     def half(self) -> Tensor:
         """Half the widths of the box, (d,)."""
         return (self.domain.high - self.domain.low) / 2
@@ -163,8 +168,8 @@ class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
 
     def validate(self, x: Tensor) -> Tensor:
         """x, (n, d) with n >= 1, in the box. Raises TypeError, ValueError."""
-        x = checks.beside("x", super().validate(x), "the domain", self.half.device)
-        return self.domain.validate(x)
+        x = super().validate(x)
+        return self.domain.to(x.device).validate(x)
 
     def exact(self, summary: Crowd) -> Tensor:
         """The users' own covariance, divisor n: (d, d)."""
@@ -183,15 +188,17 @@ class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
     def client_input(self, x: Tensor) -> Tensor:
         """Numbers and products, (n, d + d (d + 1)/2)."""
         t_square, _, c = self.weights(self.domain.dimension)
-        scaled = (x.double() - self.domain.middle) / self.half
+        scaled = (x.double() - self.domain.middle.to(x.device)) / self.half.to(x.device)
         # The radius holds in [-1, 1], which rounding may leave.
         w = scaled.clamp(-1, 1)
         products = w[:, :, None] * w[:, None, :]
-        centred = products - c * self._identity
-        return torch.cat([math.sqrt(t_square) * w, svec(centred * self._lengths)], 1)
+        centred = products - c * self._identity.to(x.device)
+        products = svec(centred * self._lengths.to(x.device))
+        return torch.cat([math.sqrt(t_square) * w, products], 1)
 
     def analyse(self, tally: Tally) -> Covariance:
-        n = self.check(tally).n
+        tally = self.check(tally)
+        n = tally.n
         d = self.domain.dimension
         t_square, _, c = self.weights(d)
         mean = tally["sum"] / tally.users(1)
@@ -204,7 +211,7 @@ class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
     def predicted_mse(self, summary: Crowd) -> Tensor:
         """(d, d): that of S, and what normal noise of the mean, of variance v/(t^2 n), adds."""
         crowd = self.validate_summary(summary)
-        return self._noise(crowd.n).mse(crowd.mean - self.domain.middle)
+        return self._noise(crowd.n).mse(crowd.mean.to(self.home) - self.domain.middle)
 
     def worst_unchecked(self, n: Users, objective: Objective) -> Tensor:
         """Where all means lie at an end of their range."""
@@ -213,7 +220,7 @@ class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
 
     def _noise(self, n: Users) -> MomentNoise:
         t_square, e_square, _ = self.weights(self.domain.dimension)
-        v = self.client.moments.variance / broadcast_users(n, 2)
+        v = self.client.moments.variance / broadcast_users(users_on(self.home, n), 2)
         # Of S in units of the half widths: 1/e^2 on the diagonal, 1/2 beside it.
         entries = 0.5 + (1 / e_square - 0.5) * self._identity
         units = self.half * self.half[:, None]

@@ -19,7 +19,7 @@ from torchdp.domains.shapes import Encoding, encoding, round_shape
 from torchdp.draws import Draws, Shape
 from torchdp.mean.gaussian import GaussianRelease
 from torchdp.protocol import Crowd, Estimate, Layout, Limits, Objective, Tally, Users
-from torchdp.protocol.records import broadcast_users, weighted_sum
+from torchdp.protocol.records import broadcast_users, users_on, weighted_sum
 from torchdp.protocol.rounded_sum import RoundedSum
 from torchdp.simplex import onto_simplex
 from torchdp.symmetric import symmetrised
@@ -113,7 +113,8 @@ class GaussianMoments(GaussianRelease):
             for row, column in zip(indices, columns, strict=True):
                 entry *= G[row, column]
             variances += entry
-        scale = self.sums.sigma / broadcast_users(checks.people("n", n, 1), self.order)
+        n = users_on(self.home, checks.people("n", n, 1))
+        scale = self.sums.sigma / broadcast_users(n, self.order)
         # Permanents of Gram matrices are not negative: less is rounding.
         return scale * (variances / math.factorial(self.order)).clamp_min(0).sqrt()
 
@@ -127,7 +128,8 @@ class GaussianMoments(GaussianRelease):
 
     def analyse(self, tally: Tally) -> Estimate:
         """value: (*sample_shape, d, ..., d), symmetric."""
-        moment = self.check(tally)["sum"] / tally.users(self.order)
+        tally = self.check(tally)
+        moment = tally["sum"] / tally.users(self.order)
         value = apply_to_each(self.shape.root, moment, self.order)
         return Estimate(value, self.deviations(tally.n).expand_as(value), tally.n)
 
@@ -331,7 +333,8 @@ class GaussianCovariance(GaussianRelease):
 
         answer: dimensions behind those of a batch.
         """
-        return self.sums.sigma / broadcast_users(checks.people("n", n, 1), answer)
+        n = users_on(self.home, checks.people("n", n, 1))
+        return self.sums.sigma / broadcast_users(n, answer)
 
     def release(self, summary: Crowd, draws: Draws, shape: Shape) -> Tally:
         r = self.root.shape[1]
@@ -349,7 +352,8 @@ class GaussianCovariance(GaussianRelease):
         return torch.cat([second, self.mean_weight * weighted_sum(counts, w)], -1)
 
     def analyse(self, tally: Tally) -> Covariance:
-        n = self.check(tally).n
+        tally = self.check(tally)
+        n = tally.n
         S = tally["second"] / tally.users(2)
         m = tally["first"] / tally.users(1)
         return self._noise(n).covariance(S, m, self.encoding.centre, n)
@@ -360,7 +364,7 @@ class GaussianCovariance(GaussianRelease):
     def predicted_mse(self, summary: Crowd) -> Tensor:
         """tau^2 Q/2 and what the mean's noise of variance (tau/t)^2 adds, exactly."""
         crowd = self.validate_summary(summary)
-        return self._noise(crowd.n).mse(crowd.mean - self.encoding.centre)
+        return self._noise(crowd.n).mse(crowd.mean.to(self.home) - self.encoding.centre)
 
     def worst_unchecked(self, n: Users, objective: Objective) -> Tensor:
         """A bound: the mean may lie anywhere in the ellipsoid {c + B w}, |w| <= 1."""

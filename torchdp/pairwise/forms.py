@@ -4,7 +4,7 @@ Notation: a user of type x holds u_x, of r coordinates, row x of ``points``; J i
 matrix of a form's weights, so that f(x, y) = c + <u_x, J u_y>; h is a histogram of k types.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, partial
 from types import NoneType
@@ -33,7 +33,6 @@ SMALL_COORDINATE = 0.1
 SAME = 1e-9
 ZERO = 1e-13
 EPS = torch.finfo(torch.float64).eps
-M = TypeVar("M", bound="Form | PairwiseForms")
 P = TypeVar("P", bound="PairwiseForms")
 # The difference of two such numbers is finite too.
 _finite = partial(checks.within, low=-1e300, high=1e300)
@@ -74,7 +73,7 @@ class Form(Brief):
 
     def to(self, device: torch.device | str) -> "Form":
         """The same form with its weights on ``device``."""
-        return _moved(self, device)
+        return checks.moved(self, device)
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ class PairwiseForms(Brief):
 
     def to(self, device: torch.device | str) -> Self:
         """The same statistic with its tensors on ``device``."""
-        return _moved(self, device)
+        return checks.moved(self, device)
 
     def kernel(self, form: Form) -> Tensor:
         """The matrix f(x, y) of a form: (k, k), or (*batch, k, k) for weights (*batch, r)."""
@@ -306,16 +305,6 @@ class PairwiseForms(Brief):
         if self.denominator is None:
             return value
         return self.offset + value / self.below(counts)
-
-
-def _moved(value: M, device: torch.device | str) -> M:
-    """The same dataclass, what it holds moved to ``device`` where it can be."""
-    moved = {}
-    for field in fields(value):
-        held = getattr(value, field.name)
-        if hasattr(held, "to"):
-            moved[field.name] = held.to(device)
-    return replace(value, **moved)
 
 
 def one_kernel(statistic: P) -> P:

@@ -67,6 +67,11 @@ def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
     return sums.transpose(0, 1).reshape(*samples, *batch, rows.shape[-1])
 
 
+def users_on(device: torch.device | str, n: Users) -> Users:
+    """n of a batch on ``device``; of one tally a number."""
+    return n.to(device) if isinstance(n, Tensor) else n
+
+
 def tensor_of(n: Users) -> Tensor:
     """n as int64: () of one tally, on the CPU."""
     if isinstance(n, Tensor):
@@ -275,10 +280,10 @@ class Tally(Brief):
 
     def to(self, device: torch.device | str) -> "Tally":
         """The same on ``device``: itself where it is there."""
-        if all(part.device == torch.device(device) for part in self.parts.values()):
-            return self
-        n = self.n.to(device) if isinstance(self.n, Tensor) else self.n
-        return Tally(n, {name: part.to(device) for name, part in self.parts.items()})
+        n = users_on(device, self.n)
+        parts = {name: part.to(device) for name, part in self.parts.items()}
+        moved = n is not self.n or any(parts[name] is not part for name, part in self.parts.items())
+        return Tally(n, parts) if moved else self
 
     def users(self, answer: int = 0) -> float | Tensor:
         """n beside numbers that have ``answer`` dimensions behind the batch."""

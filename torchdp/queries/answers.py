@@ -28,7 +28,7 @@ from torchdp.protocol import (
 from torchdp.protocol.frames import Held
 from torchdp.protocol.interval import ErrorParts, laplace_stretch
 from torchdp.protocol.protocol import counts_on
-from torchdp.protocol.records import broadcast_users, noise_limit, tensor_of, users_of
+from torchdp.protocol.records import broadcast_users, noise_limit, tensor_of, users_of, users_on
 from torchdp.queries.central import laplace_guarantee
 from torchdp.queries.channel import Bounded
 from torchdp.queries.release import Answers, Several
@@ -123,8 +123,8 @@ class CentralAnswers(CuratorProtocol[Any]):
     def step(self, n: Users) -> Tensor:
         """Of n users, (*batch, *answer)."""
         moved = self._bounded.moved
-        users = n.to(moved.device) if isinstance(n, Tensor) else n
-        return moved / (broadcast_users(users, moved.ndim) * STEPS)
+        users = broadcast_users(users_on(moved.device, n), moved.ndim)
+        return moved / (users * STEPS)
 
     def limits(self, n: Users) -> dict[str, Limits]:
         reach = self._reach * n * STEPS + SPARE
