@@ -110,64 +110,56 @@ def split(crowds: Tensor, s: int, h: int, own: Tensor, draws: Draws) -> tuple[Te
     left = crowds.new_zeros(*shape, min(h + 1, numbers))
     right = crowds.new_zeros(*shape, min(s - h + 1, numbers))
     first = without_replacement(bound, own, draws)
-    _deal(free, s, h, left[0], right[0], draws)
+    # The free, those bound to the first half, and those bound to the second: (3, blocks, r + 1).
+    kinds = torch.stack([free, first, bound - first]).flatten(1, 2)
+    blocks = kinds.shape[1]
+    kind, number = kinds.any(1).nonzero(as_tuple=True)
+    if not len(kind):
+        return left, right
     # A user's own value fills one place of its half, and is free no more in the other one.
-    _deal(first, s - 1, h - 1, left[1], right[0], draws)
-    _deal(bound - first, s - 1, h, left[0], right[1], draws)
-    return left, right
-
-
-def _deal(crowds: Tensor, s: int, h: int, left: Tensor, right: Tensor, draws: Draws) -> None:
-    """Adds users by how many of their values lie among the first h of s, and among the others.
-
-    Args:
-        crowds: users who hold r of the s values, a uniform set, (repetitions, blocks, r + 1).
-        s: values of a block.
-        h: of its first half.
-        left: crowds of the first halves, (repetitions, blocks, numbers), added to.
-        right: of the others.
-        draws: of the picks.
-    """
-    flat = crowds.flatten(0, 1)
-    held = flat.any(0).nonzero()[:, 0]
-    if not len(held):
-        return
+    to_first = (kind == 1).long()
+    to_second = (kind == 2).long()
+    values = s - to_first - to_second
+    half = h - to_first
     reach = math.sqrt(TAIL / 2 * max(1, min(s - h, h)))
     width = 2 * math.ceil(reach) + 2
-    for numbers in held.split(max(1, CELLS // min(width, h + 1))):
-        low, sums = _hypergeometric(numbers, s, h)
-        columns = flat[:, numbers]
-        block, row = columns.nonzero(as_tuple=True)
-        users = columns[block, row]
+    at_once = max(1, CELLS // min(width, h + 1))
+    for rows in torch.arange(len(kind), device=kind.device).split(at_once):
+        low, sums = _hypergeometric(number[rows], values[rows], half[rows])
+        columns = kinds[kind[rows], :, number[rows]]
+        row, block = columns.nonzero(as_tuple=True)
+        users = columns[row, block]
         # Crowds that come out of each step.
         parts = torch.bincount(users.clamp_max(width).cumsum(0) // CELLS)
         for some in torch.arange(len(row), device=row.device).split(parts.cpu().tolist()):
             origin, place, crowd = _descended(row[some], users[some], sums, draws)
             origin = some[origin]
-            number = row[origin]
-            picks = low[number] + place
-            _add(left, block[origin], picks, crowd)
-            _add(right, block[origin], numbers[number] - picks, crowd)
+            held = rows[row[origin]]
+            picks = low[row[origin]] + place
+            _add(left, to_first[held] * blocks + block[origin], picks, crowd)
+            _add(right, to_second[held] * blocks + block[origin], number[held] - picks, crowd)
+    return left, right
 
 
-def _hypergeometric(r: Tensor, s: int, h: int) -> tuple[Tensor, list[Tensor]]:
+def _hypergeometric(r: Tensor, s: Tensor, h: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Least number of picks in the table of each r; chances of it and the next, added up in pairs.
 
-    Of r values picked from s without replacement, picks are those among the first h. What lies
-    farther from the mean than (TAIL/2 min(r, s - r, h, s - h))^{1/2} is left out. Source: Hoeffding
-    (1963), sections 2 and 6.
+    Of r values picked from s without replacement, picks are those among the first h; (rows,) each.
+    What lies farther from the mean than (TAIL/2 min(r, s - r, h, s - h))^{1/2} is left out.
+    Source: Hoeffding (1963), sections 2 and 6.
     """
-    smallest = torch.minimum(r, s - r).clamp(max=min(h, s - h))
+    smallest = torch.stack([r, s - r, h, s - h]).amin(0)
     reach = (TAIL / 2 * smallest.double()).sqrt()
     reach = reach.ceil().long() + 1
-    mean = r * h // max(1, s)
-    low = torch.maximum((r - (s - h)).clamp_min(0), mean - reach)
-    high = torch.minimum(r.clamp_max(h), mean + reach)
+    mean = r * h // s.clamp_min(1)
+    others = s - h - r  # the picks above them are among the first h
+    low = torch.maximum((-others).clamp_min(0), mean - reach)
+    high = torch.minimum(torch.minimum(r, h), mean + reach)
     width = int((high - low).max()) + 1
     j = low[:, None] + torch.arange(width, device=r.device)
     # The ratio of the chances of j + 1 and j picks.
-    up = (h - j) * (r[:, None] - j)
-    down = (j + 1) * (s - h - r[:, None] + j + 1)
+    up = (h[:, None] - j) * (r[:, None] - j)
+    down = (j + 1) * (others[:, None] + j + 1)
     # Past the last pick a ratio of 1 keeps the cumulated logarithms finite.
     ratio = torch.where(j < high[:, None], up.double() / down.double(), 1.0)
     logs = torch.nn.functional.pad(ratio.log_()[:, :-1].cumsum(1), (1, 0))
