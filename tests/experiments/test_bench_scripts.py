@@ -104,7 +104,12 @@ def test_mutations(smoke, tmp_path):
     with loaded("bench/mutations.py") as module:
         copy = module.Copy(tmp_path)
         fault = module.Fault(
-            "torchdp/wire.py", "pack", "none", ("test_wire.py",), "wide.flip(1)", "wide.flip(2 - 1)"
+            "torchdp/wire.py",
+            "pack",
+            "none",
+            ("test_wire.py",),
+            "rows[:, :size]",
+            "rows[:, 0:size]",
         )
         with module.planted(fault, copy.root):
             assert copy.failed(fault.tests) == ""
