@@ -560,9 +560,11 @@ def shares(name: str, value: Tensor, k: int, positive: bool = False) -> Tensor:
 
 
 def beside(name: str, value: Tensor, other: str, device: torch.device) -> Tensor:
-    """``value``, if it is on the device of ``other``. Raises ValueError."""
+    """``value``, if it is on ``device``, that of ``other``. Raises ValueError."""
     if value.device != device:
-        raise ValueError(f"{name} is on {value.device}, {other} on {device}; move one of them")
+        raise ValueError(
+            f"{name} must be on {device}, where {other} is, not on {value.device}; move one of them"
+        )
     return value
 
 

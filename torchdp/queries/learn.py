@@ -114,7 +114,8 @@ class ConceptClass(Brief):
         """
         if isinstance(x, Tensor) and x.ndim == 1:
             x = x[:, None]
-        x = checks.beside(name, checks.integers(name, x), "the concepts", self.tables[0].device)
+        x = checks.integers(name, x)
+        checks.beside(name, x, "the class of concepts", self.tables[0].device)
         x = checks.shaped(name, x, "n", len(self.tables), note=" with n >= 1")
         columns = []
         for values, table in zip(x.mT, self.tables, strict=True):

@@ -101,7 +101,7 @@ class Sketch(Brief):
             raise ValueError(
                 f"values must have shape (..., {self.clients}, d), not {tuple(values.shape)}"
             )
-        checks.beside("the values", values, "the sketch", self.device)
+        checks.beside("values", values, "the sketch", self.device)
         # clients of sign + go into the first m rows of a table, the others below
         table = values.new_zeros(*values.shape[:-2], 2 * self.height, values.shape[-1])
         # One copy at a time: all of them together would hold s n d numbers.
