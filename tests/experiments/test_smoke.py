@@ -6,8 +6,8 @@ import pytest
 from scripts import FOLDER, loaded
 
 # over five CPU-seconds
-SLOW = """bench/journal collection/level density/attack density/bitsums density/chosen density/classification
-    density/decode density/error density/messages density/noise factorization/relaxation
+SLOW = """bench/growth bench/journal collection/level density/attack density/bitsums density/chosen
+    density/classification density/decode density/error density/messages density/noise factorization/relaxation
     factorization/trained league/run mean/errors mean/shapes queries/more_statistics pairwise/random_kernels
     pairwise/separation queries/fitted secure/servers shuffle/amplification stories/pictures training/accepted
     training/accounting training/choose training/clipping training/optimizers
