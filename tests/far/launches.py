@@ -15,14 +15,10 @@ import time
 
 os.environ["TORCHDP_KERNELS"] = "reference"
 
-import device
-
-device.register(False)
-
-import torch  # noqa: E402
-from contract import entries  # noqa: E402
-
-from torchdp.noise import SeededNoise  # noqa: E402
+# which registers the device
+import battery
+import torch
+from contract import entries
 
 USERS = 100_000
 LAUNCH = 5e-6
@@ -31,16 +27,13 @@ WAIT = 15e-6
 TIMED = 0.1
 
 
-def calls(protocol, x):
-    """Name -> the call, of users' rows x, wherever they are."""
-    drawn_on = protocol.drawn_on(x.device)
-    noise = SeededNoise(3, drawn_on)
-    far = drawn_on.type == "far"
-    generator = device.generator(3) if far else torch.Generator("cpu").manual_seed(3)
-    summary = protocol.summary(x)
+def calls(side):
+    """Name -> the call, of users' rows, wherever they are."""
+    protocol = side.protocol
+    summary = side.summarised()
     return {
-        "estimate": lambda: protocol.estimate(x, noise=noise),
-        "sample_estimate": lambda: protocol.sample_estimate(summary, generator=generator),
+        "estimate": lambda: protocol.estimate(side.x, noise=side.noise()),
+        "sample_estimate": lambda: protocol.sample_estimate(summary, generator=side.generator()),
         "predicted_mse": lambda: protocol.predicted_mse(summary),
     }
 
@@ -68,7 +61,7 @@ def seconds(call):
 
 
 def counted(call):
-    with device.counted() as counts:
+    with battery.device.counted() as counts:
         call()
     return counts
 
@@ -84,10 +77,11 @@ def main():
             continue
         protocol = entry.protocol
         x = many(protocol, entry.x)
-        here = calls(protocol, x)
+        here = calls(battery.Side(protocol, x, x.device))
+        far = battery.DEVICE
         try:
-            with device.counted():
-                there = calls(protocol, x.to(device.DEVICE))
+            with battery.device.counted():
+                there = calls(battery.Side(protocol, x.to(far), far))
         except ValueError as error:
             print(f"{name:52} {str(error)[:70]}")
             continue
