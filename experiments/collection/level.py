@@ -48,9 +48,12 @@ class Config:
 def of_types(protocol, shares, config, generator):
     """Estimates from samples of users whose types have these shares."""
     drawn = torch.multinomial(
-        shares.expand(config.pairs, -1), config.users, replacement=True, generator=generator
+        shares.to(generator.device).expand(config.pairs, -1),
+        config.users,
+        replacement=True,
+        generator=generator,
     )
-    counts = torch.zeros(config.pairs, len(shares), dtype=torch.int64)
+    counts = drawn.new_zeros(config.pairs, len(shares))
     counts.scatter_add_(1, drawn, torch.ones_like(drawn))
     return protocol.sample_estimate(counts, generator=generator)
 

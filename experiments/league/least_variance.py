@@ -15,6 +15,8 @@ import cvxpy as cp
 import torch
 from torch import Tensor
 
+from torchdp.threads import on_host
+
 # Types up to which Clarabel solves the program; beyond, SCS does.
 INTERIOR_POINT = 24
 
@@ -44,6 +46,7 @@ class VarianceWitness:
     mixed: Tensor
 
 
+@on_host
 def least_variance(W, epsilon, prior):
     """No epsilon-LDP report answers W with less variance, in the mean over queries and the prior.
 
@@ -57,6 +60,8 @@ def least_variance(W, epsilon, prior):
     rows (Kairouz, Oh, Viswanath 2014), the quadratic condition on them relaxed as in Sherali, Adams
     (1990).
     """
+    W = W.cpu()
+    prior = prior.cpu()
     k = W.shape[1]
     low = math.exp(-epsilon)
     centred = W - (W @ prior)[:, None]  # a constant added to a query changes no variance

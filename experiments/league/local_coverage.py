@@ -201,7 +201,7 @@ def one_cell(config, report, key: tuple[int, int, float, str], protocol):
     widths = []
     for share in config.shares:
         counts = crowd(k, n, share)
-        generator = keyed_generator(f"{name} {k} {n} {epsilon} {share}".encode(), "cpu")
+        generator = keyed_generator(f"{name} {k} {n} {epsilon} {share}".encode(), counts.device)
         found = protocol.sample_estimate(counts, generator=generator, sample_shape=(trials,))
         ends = found.interval()
         coverage = float(within(ends, protocol.exact(counts)).amin())
@@ -253,7 +253,7 @@ def exactly(epsilon, n) -> dict[str, float]:
     ones = torch.arange(n + 1)
     reports = torch.stack([ones, n - ones], -1)
     found = protocol.analyse(Tally(torch.full((n + 1,), n), {"reports": reports}))
-    low, high = (end[:, 0].numpy() for end in found.interval())
+    low, high = (end[:, 0].cpu().numpy() for end in found.interval())
     deviation = float(protocol.predicted_mse(torch.tensor([n, 0]))[0].sqrt())
     coverages = []
     widths = []

@@ -15,8 +15,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from channels import channel as messages
-from channels import nested, spent_by, two_densities
 from contract import (
     Contract,
     LocalContract,
@@ -25,6 +23,8 @@ from contract import (
 )
 from gaussians import collected, furthest, neighbours, true_epsilon
 from laws import float64, hockey_stick, sampled, z_scores
+from responses import channel as messages
+from responses import nested, spent_by, two_densities
 from scipy import stats
 
 from torchdp import pairwise, queries, workloads

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from channels import channel as messages
 from laws import float64, normal, uniform
 from pairs import from_factors
+from responses import channel as messages
 from scipy import stats
 from scipy.integrate import quad
 

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from channels import channel as messages
-from channels import spent_by
 from laws import counts_of, coverage, log_ratio, sampled
+from responses import channel as messages
+from responses import spent_by
 
 from pairwise.common import mse, responses, vectors
 from torchdp import pairwise

@@ -7,8 +7,8 @@ import warnings
 
 import pytest
 import torch
-from channels import nested
 from laws import counts_of, coverage, sampled
+from responses import nested
 
 from pairwise.common import mse, responses, twice, vectors
 from torchdp import pairwise

@@ -8,9 +8,9 @@ from functools import cache
 
 import pytest
 import torch
-from channels import nested
 from contract import channel_of, entries
 from laws import coverage, generator
+from responses import nested
 
 from torchdp import pairwise, queries, randomizers
 from torchdp.pairwise import Pairs

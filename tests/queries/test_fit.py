@@ -7,8 +7,8 @@ import warnings
 
 import pytest
 import torch
-from channels import nested
 from laws import counts_of, float64, sampled, uniform
+from responses import nested
 
 from torchdp import workloads
 from torchdp.collection.comparison import difference

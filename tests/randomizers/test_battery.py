@@ -5,15 +5,15 @@ from typing import ClassVar
 
 import pytest
 import torch
-from channels import (
+from contract import LocalContract, Unbiased
+from laws import float64, generator, uniform
+from responses import (
     channel,
     hockey_stick,
     signs,
     spent_by,
     two_densities,
 )
-from contract import LocalContract, Unbiased
-from laws import float64, generator, uniform
 
 from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise

@@ -14,8 +14,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from channels import channel, signs, spent, spent_by, two_densities
 from laws import float64
+from responses import channel, signs, spent, spent_by, two_densities
 from scipy import stats
 
 from torchdp.randomizers import (

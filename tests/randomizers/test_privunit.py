@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from channels import lifted, random_ball
+from responses import lifted, random_ball
 from scipy import stats
 
 from torchdp.noise import SeededNoise

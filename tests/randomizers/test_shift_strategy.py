@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from channels import channel, spent_by
 from laws import float64, generator, log_ratio, normal
+from responses import channel, spent_by
 
 from torchdp import workloads
 from torchdp.noise import SeededNoise

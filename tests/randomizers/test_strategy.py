@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from channels import response
 from laws import float64, generator, normal
+from responses import response
 
 from torchdp import workloads
 from torchdp.protocol import Tally

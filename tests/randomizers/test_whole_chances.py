@@ -10,8 +10,8 @@ from fractions import Fraction
 
 import pytest
 import torch
-from channels import others, response
 from laws import float64, normal
+from responses import others, response
 
 from torchdp.randomizers import (
     HadamardResponse,

@@ -10,9 +10,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from channels import nested
 from contract import MessageContract, Unbiased
 from laws import float64, hockey_stick
+from responses import nested
 from scipy.special import betainc
 from scipy.stats import binom, multinomial
 

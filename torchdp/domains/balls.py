@@ -352,7 +352,7 @@ class SchattenBall(Domain):
         # a point of rank k: one entry in each row, in each column at most one, cyclically shifted
         points = torch.zeros(n, len(signs), k, n, dtype=torch.float64)
         for start in range(n):
-            points[start, :, short, (short + start) % n] = signs
+            points[start, :, short, (short + start) % n] = signs.to(points)
         points = points * (self.radius * k ** (-1 / self.q))
         wide = points if self.rows <= self.columns else points.mT
         return wide.reshape(-1, self.dimension)

@@ -453,7 +453,7 @@ def of_population(
     h = nearest(statistic.points, means.reshape(-1, statistic.dim), TOLERANCE)
     users = tensor_of(estimate.n).expand(batch).flatten().tolist()
     rows = zip(h, users, estimate.value.flatten(), strict=True)
-    variances = h.new_tensor([_sampling_variance(statistic, *row) for row in rows])
+    variances = h.new_tensor([float(_sampling_variance(statistic, *row)) for row in rows])
     return estimate.with_sampling(variances.view(batch) / below.square())
 
 

@@ -243,7 +243,7 @@ def judged(
 
     Source: Mallows (1973); Stein (1981).
     """
-    groups, Q = merged(client)
+    groups, Q = (part.to(W) for part in merged(client))
     queries = (W - W.mean(1, keepdim=True)) @ groups.mT / groups.sum(1)
     metric = queries.mT @ queries
     eye = torch.eye(len(groups)).to(Q)

@@ -62,6 +62,7 @@ class CentralMarginals(CuratorProtocol[Crowd]):
 
     @cached_property
     def factors(self) -> MarginalFactorization:
+        """R of the sets T, and L of the tables."""
         return MarginalFactorization(self.d, self.order, shift=True)
 
     @cached_property

@@ -428,7 +428,7 @@ class FactoredProtocol(Channel):
         # R h and the sum of h are all that the tally tells of h.
         equations = torch.cat([right, torch.ones_like(right[:1])])
         if int(torch.linalg.matrix_rank(equations)) < right.shape[1]:
-            largest = [[largest_variance(right.mT, each, row) for row in W] for each in h]
+            largest = [[float(largest_variance(right.mT, each, row)) for row in W] for each in h]
             return estimate.with_sampling(h.new_tensor(largest).view(*batch, len(W)) / n)
         centred = W - (h @ W.mT)[..., None]  # (b, m, k)
         squares = centred.square() * h[:, None]

@@ -79,6 +79,7 @@ class UnknownCategories(Brief):
 
     @cached_property
     def guarantee(self) -> Guarantee:
+        """Of the categories that are named, and of their counts."""
         source = "Desfontaines, Voss, Gipson, Mandayam (2022), section 4"
         kept = self.delta * ROUNDED
         real = Guarantee(self.epsilon, kept, Model.CENTRAL, Neighbours.ADD_REMOVE, False, source)

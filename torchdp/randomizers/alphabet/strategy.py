@@ -276,7 +276,7 @@ class StrategyMatrix(StrategyOracle):
         for logits in _starts(W, epsilon, outputs, small, generator):
             even = torch.full_like(logits, 1 / len(logits))
             module = LearnedStrategy(even, epsilon)
-            module.logits.data = logits
+            module.logits.detach().copy_(logits)
             strategy = cls._descended(module, root, prior, Objective.MEAN, steps // descents)
             for _ in range(descents - 1):
                 module = LearnedStrategy(strategy.matrix, strategy.epsilon)
@@ -333,9 +333,9 @@ class StrategyMatrix(StrategyOracle):
         # Entries near an end of their range go there, so that all of epsilon is spent.
         shifted = descent.logits + descent.shift
         farther = shifted.sign() * FARTHER
-        module.logits.data = descent.logits + torch.where(shifted.abs() > EXTREME, farther, 0.0)
-        module.weights.data = descent.weights
-        module.level.data = descent.level
+        module.logits.copy_(descent.logits + torch.where(shifted.abs() > EXTREME, farther, 0.0))
+        module.weights.copy_(descent.weights)
+        module.level.copy_(descent.level)
         return cls(module(), descent.decoders_prior())
 
     def repeated(self, place: Tensor) -> "StrategyMatrix":

@@ -63,7 +63,7 @@ def strategy_lower_bound(W: Tensor, epsilon: float, prior: Tensor | None = None)
     total = math.sinh(epsilon / 2) ** 2
     most = math.tanh(epsilon / 2) ** 2
     # The sum left for this v and those after it, where all before are at most.
-    left = total - most * torch.arange(len(s))
+    left = total - most * torch.arange(len(s), device=s.device)
     rest = s.flip(0).cumsum(0).flip(0)
     free = ((left > 0) & (left * s < most * rest)).nonzero()[:, 0]
     if not len(free):  # every v at most
