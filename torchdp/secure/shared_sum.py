@@ -173,7 +173,8 @@ class SharedSum(Relay[S, Words, SecureSums]):
     collect_groups = Protocol.collect_groups  # one sum after the other
 
     def validate_summary(self, summary: S) -> S:
-        self.total(summary)  # refuses what no clients can have
+        _, n = self.total(summary)  # refuses what no clients can have
+        checks.people("n of the summary", n, 0, self.clients)
         return summary
 
     def sample_unchecked(self, summary: S, draws: Simulated, shape: Shape) -> Tally:
