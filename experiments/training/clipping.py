@@ -117,11 +117,11 @@ def layers(*sizes):
     return nn.Sequential(*parts[:-1])
 
 
-def convolutions(channels, *more, groups, last):
+def convolutions(channels, *more, groups, last, features):
     parts = [nn.Conv2d(channels, more[0], 3, padding=1), nn.GroupNorm(groups, more[0]), nn.ReLU()]
     for inputs, outputs in pairwise(more):
         parts += [nn.Conv2d(inputs, outputs, 3, stride=2), nn.ReLU()]
-    return nn.Sequential(*parts, last, nn.Flatten(), nn.LazyLinear(10))
+    return nn.Sequential(*parts, last, nn.Flatten(), nn.Linear(features, 10))
 
 
 def task(name) -> tuple[nn.Module, Tensor]:
@@ -133,9 +133,11 @@ def task(name) -> tuple[nn.Module, Tensor]:
     if name == "wide mlp":
         return layers(784, 1024, 1024, 10), torch.randn(256, 784)
     if name == "cnn":
-        return convolutions(1, 16, 32, groups=4, last=nn.Identity()), torch.randn(128, 1, 8, 8)
+        return convolutions(1, 16, 32, groups=4, last=nn.Identity(), features=288), torch.randn(
+            128, 1, 8, 8
+        )
     if name == "wide cnn":
-        net = convolutions(3, 64, 128, 256, groups=8, last=nn.AdaptiveAvgPool2d(2))
+        net = convolutions(3, 64, 128, 256, groups=8, last=nn.AdaptiveAvgPool2d(2), features=1024)
         return net, torch.randn(64, 3, 16, 16)
     if name == "lstm":
         return Recurrent(), torch.randn(64, 20, 16)

@@ -184,8 +184,9 @@ def accuracies(plan, config, model, name, own):
     lanes = Lanes(shapes(model, x.shape[-1], int(y.max()) + 1), len(rates), config.seeds)
     update = optimizer(name, lanes, rates, own)
     drawn = [batches(plan, f"{model} {seed}") for seed in range(config.seeds)]
-    draws = SeededNoise(zlib.crc32(model.encode()))
-    noise = CorrelatedNoise(plan.strategy, config.seeds * sum(lanes.sizes), plan.sigma, noise=draws)
+    draws = SeededNoise(zlib.crc32(model.encode()), x.device)
+    strategy = plan.strategy.to(x.device)
+    noise = CorrelatedNoise(strategy, config.seeds * sum(lanes.sizes), plan.sigma, noise=draws)
     for deviation in tqdm(plan.deviations().tolist(), f"{model} {name}", leave=False, disable=None):
         rows = [next(sampler) for sampler in drawn]
         lengths = torch.tensor([len(own) for own in rows])
@@ -254,7 +255,7 @@ def stored(folder, plan, config, model, name, way):
             right = accuracies(plan, config, model, name, own)
         # written beside and moved, so that a killed run leaves no half of a file
         part = path.with_suffix(".part")
-        torch.save(right, part)
+        torch.save(right.cpu(), part)
         part.rename(path)
     return torch.load(path, weights_only=True)
 

@@ -425,12 +425,12 @@ def separated_moment(
         max_iterations: at least 1.
     """
     n = len(W)
-    steps = torch.arange(n)[:, None] + gap * torch.arange(times)
+    steps = torch.arange(n, device=W.device)[:, None] + gap * torch.arange(times, device=W.device)
     steps = steps.clamp_max(n)
     rows = scaled_weights(torch.ones_like(W[:, 0]), conjugate(p))
     sets = _Sets(rows, steps, _orthogonal(steps, n), W.new_full((n,), 1 / n))
     largest = 0.0
-    best = torch.eye(n, dtype=W.dtype)
+    best = torch.eye(n).to(W)
     for iteration in range(1, max_iterations + 1):
         trace, X, squares = _spectral_step(W, sets)
         if trace > largest:
@@ -531,7 +531,7 @@ def _chains(Z: Tensor, gap: int, times: int) -> Tensor:
     backwards. Padded with n.
     """
     n = len(Z)
-    every = torch.arange(n)
+    every = torch.arange(n, device=Z.device)
     near = every[:, None] > every - gap
     found = []
     for reversed_order in (False, True):
@@ -560,7 +560,7 @@ def _exchanged(Z: Tensor, steps: Tensor, gap: int) -> tuple[Tensor, Tensor]:
     steps: (N, times), padded with n.
     """
     n = len(Z)
-    every = torch.arange(n)
+    every = torch.arange(n, device=Z.device)
     # Column n, of the padding, is 0.
     padded = pad(Z, (0, 1, 0, 1))
     found = [steps]
