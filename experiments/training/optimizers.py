@@ -155,7 +155,7 @@ def optimizer(name, lanes, rates: tuple[float, ...], own):
 def batches(plan, tag) -> Iterator[list[int]]:
     steps = plan.strategy.steps
     if isinstance(plan.sampling, Participation):
-        generator = keyed_generator(tag.encode())
+        generator = keyed_generator(tag.encode(), "cpu")
         return iter(Batches(plan.sampling, plan.users, plan.batch, steps, generator=generator))
     noise = SeededNoise(zlib.crc32(tag.encode()))
     return iter(SampledBatches(plan.sampling, plan.users, steps, noise=noise))
