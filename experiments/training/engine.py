@@ -41,7 +41,7 @@ def trained(
 
     lanes = Lanes(shapes(model, x.shape[-1], classes), 1, seed + 1)
     single = Single(model, lanes, seed)
-    with warnings.catch_warnings(), torch.random.fork_rng():
+    with warnings.catch_warnings(), torch.random.fork_rng([]):
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
         net, optimizer, loader = PrivacyEngine().make_private(

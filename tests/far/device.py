@@ -277,8 +277,6 @@ def register(fused):
     global DEVICE
     module = backend_registration._DummyBackendModule()
     module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
-    module.get_rng_state = lambda *which: torch.get_rng_state()
-    module.set_rng_state = lambda state, *which: None
     backend_registration._setup_privateuseone_for_python_backend("far", module)
     DEVICE = torch.device("far", 0)
     # timers wait for a device, and nothing is ever left to wait for
