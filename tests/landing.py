@@ -43,7 +43,7 @@ def note(seconds):
 def changed(since):
     """Packages, and "pages", whose files differ from a commit's; None: what all tests rest on."""
     commands = (
-        ["git", "diff", "--name-only", since],
+        ["git", "diff", "--no-renames", "--name-only", since],
         ["git", "ls-files", "-o", "--exclude-standard"],
     )
     found = set()
