@@ -11,7 +11,7 @@ import pytest
 from far import smokes
 
 SCRIPT = Path(__file__).with_name("battery.py")
-ROOMS = "density mean pairwise queries randomizers regression secure shuffle".split()
+PACKAGES = "density mean pairwise queries randomizers regression secure shuffle".split()
 CODE = """
 import device
 library = device.register(True)
@@ -144,24 +144,24 @@ def test_rows_there_are_counted_there_and_all_else_is_done_here(child):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("default", ["--device", "--dtype"])
-@pytest.mark.parametrize("room", ROOMS)
-def test_defaults_of_torch_change_nothing_anywhere(child, default, room):
-    found = json.loads(child(SCRIPT, "--json", default, f"{room}."))
+@pytest.mark.parametrize("package", PACKAGES)
+def test_defaults_of_torch_change_nothing_anywhere(child, default, package):
+    found = json.loads(child(SCRIPT, "--json", default, f"{package}."))
     assert found and not faults(found), "\n".join(faults(found))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["--there", "--rows"])
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_entry_runs_there(child, room, what):
-    found = json.loads(child(SCRIPT, "--json", what, f"{room}."))
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_entry_runs_there(child, package, what):
+    found = json.loads(child(SCRIPT, "--json", what, f"{package}."))
     assert found and not faults(found), "\n".join(faults(found))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("room", sorted({name.split("/")[0] for name in smokes.every()}))
-def test_every_script_runs_there(child, room):
-    found = [json.loads(line) for line in child(smokes.__file__, room).splitlines()]
+@pytest.mark.parametrize("package", sorted({name.split("/")[0] for name in smokes.every()}))
+def test_every_script_runs_there(child, package):
+    found = [json.loads(line) for line in child(smokes.__file__, package).splitlines()]
     assert found
     assert not [row for row in found if row["wrong"]]
 

@@ -170,11 +170,12 @@ class SecureHistogram(SharedSum[Tensor]):
         return torch.nn.functional.one_hot(x, self.types).double()
 
     def validate_summary(self, summary: Tensor) -> Tensor:
-        """``summary``, (types,) whole numbers of clients, not all 0.
+        """``summary``, (types,) whole numbers of at most ``clients`` users, not all 0.
 
         Raises TypeError, ValueError.
         """
-        return checks.counts("summary", checks.users("summary", summary, self.types), self.types)
+        users = checks.users("summary", summary, self.types)
+        return checks.counts("summary", users, self.types, self.clients)
 
     def total(self, summary: Tensor) -> tuple[Tensor, Users]:
         counts = checks.users("summary", summary, self.types, most=self.clients)

@@ -193,8 +193,7 @@ class CorrelatedNoise(nn.Module):
                 "CorrelatedNoise cannot run inside vmap, torch.func, a trace or a CUDA graph: one "
                 "noise would serve several sums"
             )
-        if total.device != device:
-            raise ValueError(f"total is on {total.device}, the noise on {device}; move one of them")
+        checks.beside("total", total, "the noise", device)
         total = checks.real("total", total).to(self._stream.dtype)
         # A GPU is not waited for: there the stream judges the sum.
         if device.type == "cpu":
